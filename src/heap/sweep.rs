@@ -1,0 +1,174 @@
+//! What concerns heaps as a whole: giving idle memory back, fork, locking again in a child.
+
+use super::slab::{CHUNK_SLABS, Slab, State};
+use super::{FIRST, HEAPS, Heap, Inner};
+use crate::os::fork;
+use crate::pages::{ForkPolicy, PagesError, cache, meta};
+use core::ptr;
+use std::sync::atomic::Ordering;
+
+fn each(mut f: impl FnMut(&'static Heap)) {
+    let mut p = FIRST.load(Ordering::Acquire);
+    // SAFETY: heaps in the list are whole and never freed.
+    while let Some(h) = unsafe { p.as_ref() } {
+        f(h);
+        p = h.next.load(Ordering::Acquire);
+    }
+}
+
+/// Gives back every empty slab and every cached span of the process. Returns the bytes given back.
+pub(crate) fn reclaim_idle() -> usize {
+    let mut freed = cache::trim(0);
+    each(|h| freed += h.release_idle());
+    freed
+}
+
+impl Heap {
+    /// Gives back the empty slabs of this heap. Returns their open bytes.
+    pub(crate) fn release_idle(&self) -> usize {
+        let mut freed = 0;
+        loop {
+            let mut g = self.lock();
+            if g.idle == 0 {
+                return freed;
+            }
+            let Some(slab) = self.find_empty(&g) else { return freed };
+            // SAFETY: a listed slab is whole, under the lock; unlisted and empty it is this thread's alone.
+            let s = unsafe { &mut *slab };
+            let (opened, before) = (s.opened, g.slab_opened);
+            g.idle -= opened;
+            Self::unlist(&mut g, s, State::Full);
+            drop(g);
+            self.drop_slab(s);
+            if self.lock().slab_opened >= before {
+                return freed; // The kernel refused; it would refuse again.
+            }
+            freed += opened;
+        }
+    }
+
+    fn find_empty(&self, g: &Inner) -> Option<*mut Slab> {
+        for c in &g.classes {
+            let mut p = c.head;
+            // SAFETY: listed slabs are whole, under the lock `g` stands for.
+            while let Some(s) = unsafe { p.as_ref() } {
+                if s.used == 0 && s.opened != 0 {
+                    return Some(p);
+                }
+                p = s.next;
+            }
+        }
+        None
+    }
+
+    /// The first one to lock this heap in the child of a fork sets it right: what was locked is not any more,
+    /// and slabs whose opener does not exist here are nobody's.
+    #[cold]
+    pub(super) fn after_fork(&self, g: &mut Inner) {
+        let spec = self.spec();
+        let keeps = spec.fork != ForkPolicy::DontFork;
+        let usable = keeps && !spec.pinned;
+        for c in &mut g.classes {
+            c.head = ptr::null_mut();
+            c.opened = 0;
+        }
+        (g.slab_opened, g.idle, g.large_locked, g.slack) = (0, 0, 0, 0);
+        let mut chunk = g.chunks;
+        // SAFETY: chunks and slabs of this heap are whole, under the lock; a record outlives DONTFORK, which
+        // concerns the user's pages.
+        unsafe {
+            while let Some(c) = chunk.as_mut() {
+                c.stale = !keeps;
+                for &slab in &c.slabs {
+                    let Some(s) = slab.as_mut() else { continue };
+                    s.prev = ptr::null_mut();
+                    s.next = ptr::null_mut();
+                    s.state = State::Stale;
+                    if usable {
+                        s.state = State::Full;
+                        s.epoch = fork::epoch();
+                        g.classes[s.class].opened += s.opened;
+                        g.slab_opened += s.opened;
+                        if s.has_free() || s.can_open() && s.opened != 0 {
+                            g.idle += if s.used == 0 { s.opened } else { 0 };
+                            Self::list(g, s);
+                        }
+                    }
+                }
+                chunk = c.next;
+            }
+        }
+        g.epoch = fork::epoch();
+    }
+
+    /// Locks, in the child of a fork, what was locked in the parent. Returns the bytes locked.
+    ///
+    /// # Errors
+    /// The first failure; what was locked before it stays locked and is reported as such.
+    pub(crate) fn relock(&self) -> Result<usize, PagesError> {
+        if !self.spec().pinned || self.spec().fork != ForkPolicy::Keep {
+            return Ok(0);
+        }
+        let mut done = 0;
+        let mut g = self.lock();
+        let mut chunk = g.chunks;
+        // SAFETY: chunks, slabs and large records of this heap are whole, under the lock.
+        unsafe {
+            while let Some(c) = chunk.as_mut() {
+                for i in 0..CHUNK_SLABS {
+                    let Some(s) = c.slabs[i].as_mut() else { continue };
+                    if s.state != State::Stale || s.opened == 0 {
+                        continue;
+                    }
+                    c.span.relock_piece(s.base, s.opened)?;
+                    s.epoch = fork::epoch();
+                    s.state = State::Full;
+                    done += s.opened;
+                    g.slab_opened += s.opened;
+                    g.classes[s.class].opened += s.opened;
+                    if s.has_free() || s.can_open() {
+                        g.idle += if s.used == 0 { s.opened } else { 0 };
+                        Self::list(&mut g, s);
+                    }
+                }
+                chunk = c.next;
+            }
+            let mut large = g.larges;
+            while let Some(l) = large.as_mut() {
+                if !l.busy.swap(true, Ordering::Acquire) {
+                    let before = l.span.locked_now();
+                    let r = l.span.relock();
+                    let now = l.span.locked_now() - before;
+                    l.unclaim();
+                    r?;
+                    g.large_locked += now;
+                    done += now;
+                }
+                large = l.next;
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// For the `prepare` fork handler: holds every lock of heaps and pages.
+pub(crate) fn lock_all() {
+    HEAPS.raw_lock();
+    each(|h| h.inner.raw_lock());
+    cache::raw_lock();
+    meta::raw_lock();
+}
+
+/// Releases what [`lock_all`] took.
+///
+/// # Safety
+/// After [`lock_all`] by this thread, or by the thread this child was forked from.
+pub(crate) unsafe fn unlock_all() {
+    // SAFETY: as the caller promises.
+    unsafe {
+        meta::raw_unlock();
+        cache::raw_unlock();
+        each(|h| h.inner.raw_unlock());
+        HEAPS.raw_unlock();
+    }
+}

@@ -1,0 +1,185 @@
+//! The routines of the specification, on handles (OpenMP 6.0 chapter 27, 5.2 section 18.13).
+//!
+//! Names drop the `omp_` prefix. Each answers any handle, size and alignment. `Ok(null)` is what the
+//! specification answers with a null pointer without calling it a failure (size 0); an `Err` stands for the null
+//! pointer after the allocator's fallback has had its turn. They may be called from any thread, from thread-local
+//! destructors and before `main`; after `fork`, see [`ForkPolicy`](crate::ForkPolicy).
+
+use super::builder::{AllocatorBuilder, ReallocPolicy};
+use super::error::Error;
+use super::handle::AllocatorHandle;
+use super::space::MemSpace;
+use super::table::{self, Allocator};
+use super::traits::Traits;
+use super::{Resize, default, realloc, reallocate};
+use crate::heap;
+use core::ptr::{self, NonNull};
+
+/// `omp_init_allocator`: an allocator over `space` with raw traits.
+///
+/// # Errors
+/// Where the specification answers with `omp_null_allocator`.
+pub fn init_allocator(
+    space: MemSpace,
+    traits: impl IntoIterator<Item = (i32, usize)>,
+) -> Result<AllocatorHandle, Error> {
+    AllocatorBuilder::from_traits(space, Traits::from_raw(traits)?).into_handle()
+}
+
+/// `omp_destroy_allocator`: the handle is dead afterwards; live blocks stay valid until they are freed. Predefined
+/// and unknown handles, and the null handle, are ignored.
+pub fn destroy_allocator(handle: AllocatorHandle) {
+    if let Ok(a) = table::enter(handle) {
+        a.destroy();
+        a.exit();
+    }
+}
+
+/// `omp_set_default_allocator`, for the calling thread. The null handle stands for `omp_default_mem_alloc`.
+pub fn set_default_allocator(handle: AllocatorHandle) {
+    default::set(handle);
+}
+
+/// `omp_get_default_allocator`, of the calling thread. Never the null handle.
+#[must_use]
+pub fn get_default_allocator() -> AllocatorHandle {
+    default::get()
+}
+
+struct User(&'static Allocator);
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.0.exit();
+    }
+}
+
+fn enter(handle: AllocatorHandle) -> Result<User, Error> {
+    let h = if handle == AllocatorHandle::NULL { default::get() } else { handle };
+    table::enter(h).map(User)
+}
+
+fn request(align: usize, size: usize, handle: AllocatorHandle, zero: bool) -> Result<*mut u8, Error> {
+    if size == 0 {
+        return Ok(ptr::null_mut());
+    }
+    // 0 asks for nothing; what is no power of two cannot be given, and is never given wrongly.
+    let align = align.max(1);
+    if !align.is_power_of_two() {
+        return Err(Error::Alignment { align });
+    }
+    let user = enter(handle)?;
+    user.0.allocate(size, align, zero).map(|g| g.ptr.as_ptr())
+}
+
+/// `omp_alloc`: `size` bytes, aligned to the allocator's trait and 16.
+///
+/// # Errors
+/// After the fallback.
+pub fn alloc(size: usize, handle: AllocatorHandle) -> Result<*mut u8, Error> {
+    request(1, size, handle, false)
+}
+
+/// `omp_aligned_alloc`: aligned to `align` too. `size` need not be a multiple of it.
+///
+/// # Errors
+/// [`Error::Alignment`] for an alignment that is no power of two, or above 1 GiB; else after the fallback.
+pub fn aligned_alloc(align: usize, size: usize, handle: AllocatorHandle) -> Result<*mut u8, Error> {
+    request(align, size, handle, false)
+}
+
+/// `omp_calloc`: `count * size` zero bytes.
+///
+/// # Errors
+/// A product that overflows is a failed allocation; else as [`alloc`].
+pub fn calloc(count: usize, size: usize, handle: AllocatorHandle) -> Result<*mut u8, Error> {
+    aligned_calloc(1, count, size, handle)
+}
+
+/// `omp_aligned_calloc`.
+///
+/// # Errors
+/// As [`calloc`] and [`aligned_alloc`].
+pub fn aligned_calloc(
+    align: usize,
+    count: usize,
+    size: usize,
+    handle: AllocatorHandle,
+) -> Result<*mut u8, Error> {
+    // A product that overflows is larger than any allocator can serve: it fails there, and falls back.
+    request(align, count.saturating_mul(size), handle, true)
+}
+
+/// `omp_free`: any handle will do, since the block says whose it is. A null pointer is ignored.
+///
+/// # Safety
+/// `ptr` is null or a live block of this crate, and is not used after this.
+///
+/// # Errors
+/// [`Error::NotABlock`] for an address where no live block of this crate begins; nothing is done then.
+pub unsafe fn free(ptr: *mut u8, _handle: AllocatorHandle) -> Result<(), Error> {
+    if ptr.is_null() {
+        return Ok(());
+    }
+    let block = heap::find(ptr.addr()).ok_or(Error::NotABlock { addr: ptr.addr() })?;
+    // SAFETY: a live block, which the caller gives up.
+    unsafe { realloc::release(block) };
+    Ok(())
+}
+
+/// `omp_realloc`, under the allocator's own [`ReallocPolicy`].
+///
+/// A null `handle` is the allocator that `ptr` was asked of. `free_handle` is determined from the block.
+///
+/// # Safety
+/// As [`free`] where the result is `Ok`; where it is `Err` the block is as it was.
+///
+/// # Errors
+/// [`Error::NotABlock`]; else after the fallback.
+pub unsafe fn realloc(
+    ptr: *mut u8,
+    size: usize,
+    handle: AllocatorHandle,
+    free_handle: AllocatorHandle,
+) -> Result<*mut u8, Error> {
+    // SAFETY: the caller's promise.
+    unsafe { realloc_with(ptr, size, handle, free_handle, None) }
+}
+
+/// [`realloc`] with a policy of the call's own.
+///
+/// # Safety
+/// As [`realloc`].
+///
+/// # Errors
+/// As [`realloc`]; under `Fixed` also [`Error::NoRoom`], for which no fallback is asked.
+pub unsafe fn realloc_with(
+    ptr: *mut u8,
+    size: usize,
+    handle: AllocatorHandle,
+    free_handle: AllocatorHandle,
+    policy: Option<ReallocPolicy>,
+) -> Result<*mut u8, Error> {
+    let Some(addr) = NonNull::new(ptr) else { return alloc(size, handle) };
+    if size == 0 {
+        // SAFETY: the caller's promise.
+        unsafe { free(ptr, free_handle)? };
+        return Ok(ptr::null_mut());
+    }
+    let block = heap::find(ptr.addr()).ok_or(Error::NotABlock { addr: ptr.addr() })?;
+    let origin = table::slot(block.heap().tag().origin).ok_or(Error::NotABlock { addr: ptr.addr() })?;
+    // The block's own allocator serves on even if its handle is dead: its record lives while the block does.
+    let user = if handle == AllocatorHandle::NULL { None } else { Some(enter(handle)?) };
+    let target = user.as_ref().map_or(origin, |u| u.0);
+    if user.is_none() {
+        target.enter_again();
+    }
+    let policy = policy.unwrap_or(target.core().policy.realloc);
+    let align = target.core().traits.alignment.get().max(16);
+    // SAFETY: a live block of the caller's.
+    let r = unsafe { reallocate(block, addr, target, Resize { size, align, policy, zero: false }) };
+    if user.is_none() {
+        target.exit();
+    }
+    r.map(|g| g.ptr.as_ptr())
+}

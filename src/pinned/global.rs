@@ -1,0 +1,159 @@
+//! A `#[global_allocator]` of pinned memory.
+
+use crate::heap;
+use crate::omp::table::{self, Allocator};
+use crate::omp::traits::{Fallback, Traits};
+use crate::omp::{MemSpace, Policy, ReallocPolicy, Resize, reallocate};
+use crate::{ForkPolicy, Stats};
+use core::alloc::{GlobalAlloc, Layout};
+use core::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The whole heap of a Rust program, pinned.
+///
+/// [`require`](Self::require): every byte handed out is locked, or the allocation fails (which ends most programs
+/// with the standard library's message). [`prefer`](Self::prefer): what cannot be locked is ordinary memory, and
+/// counted. Either takes a cap on the bytes it pins.
+///
+/// It works before `main`, in thread-local destructors and in the child of a fork, where new blocks are locked
+/// under the child's own limit. It never allocates through itself.
+///
+/// ```
+/// use pinned_alloc::PinnedGlobal;
+///
+/// #[global_allocator]
+/// static HEAP: PinnedGlobal = PinnedGlobal::prefer().cap(64 << 20);
+///
+/// let v = vec![1u8; 100_000];
+/// println!("{} bytes locked, {} requests fell back", HEAP.stats().locked, HEAP.stats().fallbacks);
+/// # drop(v);
+/// ```
+#[derive(Debug)]
+pub struct PinnedGlobal {
+    fallback: Fallback,
+    cap: usize,
+    fork: ForkPolicy,
+    allocator: AtomicPtr<Allocator>,
+}
+
+impl PinnedGlobal {
+    const fn with(fallback: Fallback) -> Self {
+        Self { fallback, cap: 0, fork: ForkPolicy::Keep, allocator: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// No unpinned byte: out of budget is an allocation failure.
+    #[must_use]
+    pub const fn require() -> Self {
+        Self::with(Fallback::Null)
+    }
+
+    /// Pinned while the limits last, ordinary memory after that; [`Stats::fallbacks`] counts.
+    #[must_use]
+    pub const fn prefer() -> Self {
+        Self::with(Fallback::DefaultMem)
+    }
+
+    /// Pins at most `bytes` bytes of live blocks (the OpenMP trait `pool_size`). 0 is no cap.
+    #[must_use]
+    pub const fn cap(mut self, bytes: usize) -> Self {
+        self.cap = bytes;
+        self
+    }
+
+    /// What a child process gets of the heap. The default, [`ForkPolicy::Keep`], is the only one under which a
+    /// child can go on using it.
+    #[must_use]
+    pub const fn fork_policy(mut self, f: ForkPolicy) -> Self {
+        self.fork = f;
+        self
+    }
+
+    fn get(&self) -> Option<&'static Allocator> {
+        // SAFETY: set once, to a record that is never freed.
+        match unsafe { self.allocator.load(Ordering::Acquire).as_ref() } {
+            Some(a) => Some(a),
+            None => self.make(),
+        }
+    }
+
+    #[cold]
+    fn make(&self) -> Option<&'static Allocator> {
+        let mut traits = Traits::DEFAULT;
+        traits.pinned = true;
+        traits.fallback = self.fallback;
+        traits.pool_size = (self.cap != 0).then_some(self.cap);
+        let policy = Policy { fork: self.fork, ..Policy::DEFAULT };
+        let a = table::create(MemSpace::Default, traits, policy).ok()?;
+        a.enter_again();
+        let p = (&raw const *a).cast_mut();
+        match self.allocator.compare_exchange(ptr::null_mut(), p, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Some(a),
+            Err(other) => {
+                a.destroy();
+                a.exit();
+                // SAFETY: as in `get`.
+                unsafe { other.as_ref() }
+            }
+        }
+    }
+
+    pub(super) fn request(&self, layout: Layout, zero: bool) -> Option<NonNull<u8>> {
+        let g = self.get()?.allocate(layout.size(), layout.align(), zero).ok()?;
+        Some(g.ptr)
+    }
+
+    /// # Safety
+    /// `ptr` is a live block of this allocator; dead after `Some`, unless the address is the same.
+    pub(super) unsafe fn resize(
+        &self,
+        ptr: NonNull<u8>,
+        new: Layout,
+        policy: ReallocPolicy,
+    ) -> Option<NonNull<u8>> {
+        let block = heap::find(ptr.as_ptr().addr())?;
+        let r = Resize { size: new.size(), align: new.align(), policy, zero: false };
+        // SAFETY: the caller's promise.
+        unsafe { reallocate(block, ptr, self.get()?, r) }.ok().map(|g| g.ptr)
+    }
+
+    /// Whether the live block at `ptr` is locked and resident right now, whole.
+    #[must_use]
+    pub fn is_pinned<T: ?Sized>(&self, ptr: *const T) -> bool {
+        heap::find(ptr.addr()).is_some_and(|b| b.is_pinned())
+    }
+
+    /// Figures of this heap.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.get().map(super::stats::of).unwrap_or_default()
+    }
+
+    /// Gives idle memory of the whole process back to the system. Returns the bytes given back.
+    pub fn trim(&self) -> usize {
+        crate::trim(0)
+    }
+}
+
+// SAFETY: blocks are as large and aligned as asked, apart from each other, and stay until freed; nothing here
+// unwinds; layouts are not trusted for more than size and alignment.
+unsafe impl GlobalAlloc for PinnedGlobal {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.request(layout, false).map_or(ptr::null_mut(), NonNull::as_ptr)
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        self.request(layout, true).map_or(ptr::null_mut(), NonNull::as_ptr)
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, _layout: Layout) {
+        // SAFETY: a live block that the caller gives up.
+        let _ = unsafe { crate::routines::free(ptr, crate::AllocatorHandle::NULL) };
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let Ok(new) = Layout::from_size_align(new_size, layout.align()) else { return ptr::null_mut() };
+        let Some(p) = NonNull::new(ptr) else { return ptr::null_mut() };
+        // SAFETY: a live block of this allocator.
+        unsafe { self.resize(p, new, ReallocPolicy::MayMove) }.map_or(ptr::null_mut(), NonNull::as_ptr)
+    }
+}
