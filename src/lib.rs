@@ -13,7 +13,7 @@ pub use omp::{
     handle, partition, routines, space, traits,
 };
 pub use pages::{Cause, Cure, ForkPolicy, HugePages, PagesError};
-pub use pinned::{BlockInfo, PinnedAlloc, PinnedGlobal, ProcessStats, Stats, process_stats};
+pub use pinned::{BlockInfo, Pin, PinnedAlloc, PinnedGlobal, ProcessStats, Stats, process_stats};
 
 /// Gives idle memory of the whole process back to the system: empty slabs of every allocator, and freed large
 /// blocks until at most `target` bytes of these are kept. Live blocks stay. Returns the bytes given back.

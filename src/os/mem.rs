@@ -27,8 +27,7 @@ fn mmap(at: Option<usize>, len: usize, prot: ProtFlags, flags: MapFlags) -> Resu
         return Err(OsError::new(Call::Mmap, libc::EINVAL, a, len));
     };
     let flags = flags | MapFlags::MAP_PRIVATE;
-    // SAFETY: an anonymous private mapping; without MAP_FIXED it overlaps nothing, and the only caller with
-    // MAP_FIXED (`close`) passes a range that its own caller owns.
+    // SAFETY: an anonymous private mapping; without MAP_FIXED it replaces nothing.
     let r = unsafe { mman::mmap_anonymous(at.and_then(NonZeroUsize::new), l, prot, flags) };
     r.map(|p| p.as_ptr().expose_provenance()).map_err(|e| err(Call::Mmap, e, a, len))
 }
@@ -81,15 +80,29 @@ pub(crate) fn open(addr: usize, len: usize) -> Result<(), OsError> {
         .map_err(|e| err(Call::Mprotect, e, addr, len))
 }
 
-/// Turns an open or locked part of a reservation back into reserved address space: memory and lock are gone.
+/// Turns an open (or, if `locked`, locked) part of a reservation back into reserved address space: memory and
+/// lock are gone, advice and memory policy stay.
 ///
-/// The pages are dropped first, because the replacement of a mapping needs a little memory itself and failed in
-/// a full memory cgroup until they had been.
-pub(crate) fn close(addr: usize, len: usize) -> Result<(), OsError> {
+/// An error means that the lock could not be taken off (too many mappings, or no memory to split one): the range
+/// is then still open and counted as locked, but its pages may be gone.
+pub(crate) fn close(addr: usize, len: usize, locked: bool) -> Result<(), OsError> {
+    if locked && unlock(addr, len).is_err() {
+        // Unlocking may split a mapping, which takes memory: in a full memory cgroup it failed until the pages
+        // had been given back.
+        drop_pages(addr, len);
+        unlock(addr, len)?;
+    }
     drop_pages(addr, len);
-    mmap(Some(addr), len, ProtFlags::PROT_NONE, MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED)?;
-    let _ = unlock(addr, len);
+    // Where access cannot be taken the range is empty and unlocked all the same, and opening it again works.
+    let _ = shut(addr, len);
     Ok(())
+}
+
+fn shut(addr: usize, len: usize) -> Result<(), OsError> {
+    injected(Call::Mprotect, addr, len)?;
+    // SAFETY: the range is the caller's, and nobody refers to it any more.
+    unsafe { mman::mprotect(nn(addr), len, ProtFlags::PROT_NONE) }
+        .map_err(|e| err(Call::Mprotect, e, addr, len))
 }
 
 /// Gives the memory of the range back and keeps its mapping. Best effort: it only makes room.

@@ -9,8 +9,9 @@
 //! | open (readable, writable, not populated) | [`mem::open`], [`mem::map`] | [`mem::lock`], [`mem::close`], [`mem::unmap`] |
 //! | locked (open, resident, counted in `VmLck`) | [`mem::lock`] | [`mem::close`], [`mem::unmap`], [`mem::unlock`] |
 //!
-//! A failed call changes nothing, except `mlock`, which may leave any part of its range locked: its caller
-//! closes or unmaps the range (`man 2 mlock` promises no roll-back, and the kernel does none).
+//! A failed call changes nothing, except `mlock`, which may leave any part of its range locked (its caller
+//! closes or unmaps the range: `man 2 mlock` promises no roll-back, and the kernel does none), and
+//! [`mem::close`], which may lose the contents.
 //!
 //! Nothing here allocates from the Rust heap or panics, because it runs inside a global allocator. With the
 //! feature `fault-injection` the n-th call of a kind fails with a chosen errno ([`fault`]).

@@ -2,6 +2,7 @@
 
 use super::call::{Call, OsError, injected};
 use super::mem;
+use core::cell::Cell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr;
@@ -9,38 +10,76 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// How many threads may be told apart as "still running" at once; further ones count as running for ever.
 const TRACKED: usize = 4096;
+/// In a slot: a thread whose end nobody will tell.
+const UNTRACKED: u64 = u64::MAX - 1;
 static RUNNING: [AtomicU64; TRACKED] = [const { AtomicU64::new(0) }; TRACKED];
 static NEXT: AtomicU64 = AtomicU64::new(1);
 static HINT: AtomicUsize = AtomicUsize::new(0);
 
-struct Me {
-    number: u64,
-    slot: usize,
+thread_local! {
+    // No destructor: a Cell is readable as long as the thread runs, and std allocates for destructors.
+    static ME: Cell<u64> = const { Cell::new(0) };
 }
 
-impl Drop for Me {
-    fn drop(&mut self) {
-        if let Some(s) = RUNNING.get(self.slot) {
-            s.store(0, Ordering::Release);
+/// Takes note of a thread's end; `slot` is the number of its slot, plus one.
+fn ended(slot: *mut c_void) {
+    if let Some(s) = slot.addr().checked_sub(1).and_then(|i| RUNNING.get(i)) {
+        s.store(0, Ordering::Release);
+    }
+    let _ = ME.try_with(|m| m.set(u64::MAX));
+}
+
+/// The key whose destructor tells of a thread's end, plus one; 0 before there is one.
+fn key() -> Option<libc::pthread_key_t> {
+    static KEY: AtomicUsize = AtomicUsize::new(0);
+    let known = KEY.load(Ordering::Acquire);
+    if known != 0 {
+        return Some((known - 1) as libc::pthread_key_t);
+    }
+    let mut k: libc::pthread_key_t = 0;
+    // SAFETY: the out-pointer is valid, and the destructor lives as long as the program.
+    if unsafe { libc::pthread_key_create(&mut k, Some(destructor)) } != 0 {
+        return None;
+    }
+    match KEY.compare_exchange(0, k as usize + 1, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Some(k),
+        Err(other) => {
+            // SAFETY: made above, used by nobody.
+            unsafe { libc::pthread_key_delete(k) };
+            Some((other - 1) as libc::pthread_key_t)
         }
     }
 }
 
-thread_local! {
-    static ME: Me = {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let start = HINT.fetch_add(1, Ordering::Relaxed);
-        let free = (0..TRACKED).map(|i| start.wrapping_add(i) % TRACKED).find(|&i| {
-            RUNNING[i].compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        });
-        Me { number, slot: free.unwrap_or(TRACKED) }
-    };
+/// As [`ended`], in the form that pthread wants.
+unsafe extern "C" fn destructor(slot: *mut c_void) {
+    ended(slot);
 }
 
-/// The calling thread's number: never 0, never used by another thread before or after. In a thread whose
-/// thread-locals are gone already (late destructors) it is `u64::MAX`, the same for all such threads.
+/// The calling thread's number: never 0, never used by another thread before or after. In a thread that is past
+/// its end (late destructors) it is `u64::MAX`, the same for all such threads.
 pub(crate) fn number() -> u64 {
-    ME.try_with(|m| m.number).unwrap_or(u64::MAX)
+    let n = ME.try_with(Cell::get).unwrap_or(u64::MAX);
+    if n != 0 { n } else { enlist() }
+}
+
+#[cold]
+fn enlist() -> u64 {
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let start = HINT.fetch_add(1, Ordering::Relaxed);
+    let free = (0..TRACKED)
+        .map(|i| start.wrapping_add(i) % TRACKED)
+        .find(|&i| RUNNING[i].compare_exchange(0, number, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+    let told = free.zip(key()).is_some_and(|(slot, key)| {
+        // SAFETY: a key that is never deleted; the value is a number, not a pointer to anything.
+        unsafe { libc::pthread_setspecific(key, ptr::without_provenance(slot + 1)) == 0 }
+    });
+    if let (false, Some(slot)) = (told, free) {
+        // Its end would go unnoticed: count it among the untracked.
+        RUNNING[slot].store(UNTRACKED, Ordering::Release);
+    }
+    let _ = ME.try_with(|m| m.set(number));
+    number
 }
 
 /// Whether the thread of that number may still run. False is certain, true is not (more than 4096 threads).
@@ -48,6 +87,7 @@ pub(crate) fn may_run(number: u64) -> bool {
     // The slot is not part of the number; the walk happens only where thread-private pools are set up.
     number == u64::MAX
         || RUNNING.iter().any(|s| s.load(Ordering::Acquire) == number)
+        || RUNNING.iter().any(|s| s.load(Ordering::Relaxed) == UNTRACKED)
         || RUNNING.iter().all(|s| s.load(Ordering::Relaxed) != 0)
 }
 

@@ -103,16 +103,21 @@ impl Span {
         Ok(())
     }
 
-    /// After a failed lock of `[at, at + tail)`: nothing of it stays locked or populated.
+    /// After a failed lock of `[at, at + tail)`: nothing of it stays locked or populated, and what was opened for
+    /// it is closed.
     fn undo_tail(&mut self, at: usize, tail: usize, opened: usize) {
-        if self.opened > opened && mem::close(self.start + opened, self.opened - opened).is_ok() {
+        if mem::close(at, tail, true).is_err() {
+            return;
+        }
+        // The whole of what was not open before, and what was: open, empty and unlocked.
+        let end = self.start + self.opened;
+        let before = self.start + opened;
+        if self.opened > opened && mem::close(before, end - before, false).is_ok() {
             account::sub_mapped(self.opened - opened);
             self.opened = opened;
         }
-        if at < self.start + self.opened {
-            let len = tail.min(self.start + self.opened - at);
-            mem::drop_pages(at, len);
-            let _ = mem::unlock(at, len);
+        if at < before {
+            let _ = mem::open(at, before - at);
         }
     }
 
@@ -176,12 +181,12 @@ impl Span {
         let gone = self.opened - new;
         let had_reserve = self.capacity() > self.opened;
         if keep || had_reserve {
-            if mem::close(at, gone).is_err() {
+            if !super::span::give_back(&self.spec, at, gone) {
                 return;
             }
         } else if mem::unmap(at, gone).is_ok() {
             self.reserved = new + (self.start - self.base);
-        } else if mem::close(at, gone).is_err() {
+        } else if !super::span::give_back(&self.spec, at, gone) {
             return;
         }
         account::sub_mapped(gone);

@@ -317,11 +317,8 @@ impl Span {
         mem::open(at, len).map_err(|e| PagesError::diagnose(len, e))?;
         if self.spec.pinned {
             if let Err(e) = lock(&self.spec, at, len) {
-                if mem::close(at, len).is_err() {
-                    // Access stays, memory and lock do not: the piece can be opened again.
-                    mem::drop_pages(at, len);
-                    let _ = mem::unlock(at, len);
-                }
+                // Whatever part was locked; if even that fails, opening the piece again locks it again.
+                let _ = mem::close(at, len, true);
                 return Err(PagesError::diagnose(len, e));
             }
             account::add_locked(len);
@@ -338,7 +335,7 @@ impl Span {
             account::sub_mapped(len);
             return true;
         }
-        if mem::close(at, len).is_err() {
+        if !give_back(&self.spec, at, len) {
             return false;
         }
         account::sub_mapped(len);
@@ -435,6 +432,19 @@ impl Span {
         }
         discard(self.base, self.reserved);
         account::sub_locked(self.locked_now());
+    }
+}
+
+/// Closes a part of a span. False if the kernel would not take the lock off: the part is then open and locked as
+/// before, with nothing in it.
+pub(super) fn give_back(spec: &SpanSpec, at: usize, len: usize) -> bool {
+    match mem::close(at, len, spec.pinned) {
+        Ok(()) => true,
+        Err(_) => {
+            // Its pages may be gone; what stays locked has to be resident.
+            let _ = mem::lock(at, len);
+            false
+        }
     }
 }
 

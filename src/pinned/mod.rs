@@ -5,7 +5,7 @@ mod global;
 mod stats;
 
 pub use global::PinnedGlobal;
-pub use stats::{BlockInfo, ProcessStats, Stats, process_stats};
+pub use stats::{BlockInfo, Pin, ProcessStats, Stats, process_stats};
 
 use crate::heap::{self, Block};
 use crate::omp::allocator::pool_of;

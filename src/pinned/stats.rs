@@ -8,6 +8,17 @@ use crate::pages::{account, cache};
 use core::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
+/// How a block is pinned right now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Pin {
+    /// Not at all: ordinary memory, or a lock that a fork took.
+    No,
+    /// By `mlock`: every page resident, none swapped or reclaimed, the address fixed. The frames may still move
+    /// (compaction, NUMA migration).
+    Locked,
+}
+
 /// What is known of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -18,14 +29,22 @@ pub struct BlockInfo {
     pub usable: usize,
     /// Bytes it can have where it is, as far as address space goes.
     pub capacity: usize,
-    /// Locked and resident right now, whole.
-    pub pinned: bool,
+    /// How it is pinned right now, the whole of it.
+    pub pin: Pin,
     /// The allocator it was asked of; its handle may be dead.
     pub asked_of: AllocatorHandle,
     /// The allocator that serves it: another one if it came through a fallback.
     pub served_by: AllocatorHandle,
     /// Bytes in use of the pool it is charged to.
     pub pool_used: usize,
+}
+
+impl BlockInfo {
+    /// Whether every byte of it is locked and resident right now.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        self.pin != Pin::No
+    }
 }
 
 pub(super) fn info(ptr: NonNull<u8>) -> Option<BlockInfo> {
@@ -36,7 +55,7 @@ pub(super) fn info(ptr: NonNull<u8>) -> Option<BlockInfo> {
         requested: b.requested(),
         usable: b.usable(),
         capacity: b.capacity(),
-        pinned: b.is_pinned(),
+        pin: if b.is_pinned() { Pin::Locked } else { Pin::No },
         asked_of: handle(tag.origin),
         served_by: handle(tag.server),
         pool_used: pool_used(&b),
