@@ -1,4 +1,61 @@
 //! Page-locked ("pinned") memory with the full semantics of OpenMP memory spaces and allocator traits.
+//!
+//! A block of a pinned allocator is resident and locked when the call returns, or the allocator's fallback served it;
+//! which of the two can be asked of every block. [`PinnedAlloc`] is the Rust face, [`routines`] are OpenMP's routines
+//! on handles, [`PinnedGlobal`] is a `#[global_allocator]`.
+//!
+//! ```
+//! use pinned_alloc::{PinnedAlloc, traits::Fallback};
+//! use std::alloc::Layout;
+//!
+//! // Pinned if the lock limit allows, and if not, an ordinary block that says so.
+//! let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+//! let layout = Layout::from_size_align(4096, 4096).unwrap();
+//! let block = alloc.allocate(layout)?;
+//! println!("{} of {} bytes", if alloc.is_pinned(block.cast()) { "pinned" } else { "not pinned" }, block.len());
+//! // SAFETY: the block came from this allocator with this layout, and is not used again.
+//! unsafe { alloc.deallocate(block.cast(), layout) };
+//! # Ok::<(), pinned_alloc::Error>(())
+//! ```
+//!
+//! # What is promised
+//!
+//! | | |
+//! |---|---|
+//! | pinned | Resident and locked when the call returns, or served by the `fallback`; asked per block, and counted. |
+//! | location | A live block never changes address, never loses its lock, never shares a page with a block of other attributes. Only `realloc` under [`ReallocPolicy::MayMove`] ends one lifetime and starts another. |
+//! | `Fixed` | The same address, or an error that leaves the block untouched. Inside a reservation growth never moves. |
+//! | failure | A failed call changes nothing: no leak, no half-locked range, no charge left on a pool or on `RLIMIT_MEMLOCK`. |
+//! | `pool_size` | Never exceeded, and never refused while there is room. A pool of N bytes serves one block of N bytes. |
+//! | accounting | [`ProcessStats::locked`] is what the kernel counts (`VmLck`), page for page. |
+//! | threads | Any thread may free; thread exit, fork, use before `main` and in thread-local destructors are defined. |
+//! | bad input | Forged handles, absurd sizes, bad alignments and garbage in `OMP_ALLOCATOR` are answered, never dereferenced. |
+//!
+//! What moves a locked page's *frame* (compaction, NUMA migration, a parent's write after fork), and every reading of
+//! the OpenMP text where it is open, is in `SPEC_NOTES.md` of the repository.
+//!
+//! # Safety
+//!
+//! Allocating and asking are safe. What is unsafe is what ends or changes a block: the caller vouches that a pointer is
+//! a live block of this crate which nobody uses otherwise. Memory that a device or a ring of an asynchronous interface
+//! may still access must not be freed, and under `MayMove` not be resized.
+//!
+//! # Fork
+//!
+//! Locks are not inherited (`man 2 mlock`). In the child, blocks are there according to [`ForkPolicy`], none is pinned,
+//! [`process_stats`] starts at 0 locked bytes, and new blocks are locked under the child's own limit.
+//! [`PinnedAlloc::relock`] locks inherited ones. Locks of the allocator are held across `fork`, so a child of a threaded
+//! program may allocate and free (before `exec`, within what POSIX allows such a child).
+//!
+//! # Layers
+//!
+//! ```text
+//!  pinned   PinnedAlloc, PinnedGlobal, Allocator of collections
+//!  omp      memory spaces, traits, allocators, fallback, partitions
+//!  heap     blocks from spans: size classes, slabs, large blocks, realloc
+//!  pages    spans of pages and what is true of them; accounting; cache of freed spans
+//!  os       every system call, with its contract
+//! ```
 #![deny(missing_docs)]
 #![cfg_attr(feature = "nightly", feature(allocator_api))]
 
@@ -9,22 +66,26 @@ mod pages;
 mod pinned;
 
 pub use omp::{
-    AllocatorBuilder, AllocatorHandle, Error, MemSpace, Policy, ReallocPolicy, Reserve, TraitError, Traits,
-    handle, partition, routines, space, traits,
+    AllocatorBuilder, AllocatorHandle, Error, MemSpace, Policy, ReallocPolicy, Reserve, TraitError, Traits, handle,
+    partition, routines, space, traits,
 };
 pub use pages::{Cause, Cure, ForkPolicy, HugePages, PagesError};
 pub use pinned::{BlockInfo, Pin, PinnedAlloc, PinnedGlobal, ProcessStats, Stats, process_stats};
 
-/// Gives idle memory of the whole process back to the system: empty slabs of every allocator, and freed large
-/// blocks until at most `target` bytes of these are kept. Live blocks stay. Returns the bytes given back.
+/// Gives idle memory of the whole process back to the system: freed large blocks until at most `target` bytes of
+/// these are kept, and with a `target` of 0 the empty slabs of every allocator too. Live blocks stay. Returns the
+/// bytes given back.
 ///
-/// With a `target` of 0 and no live block, nothing of this crate stays locked.
+/// After `trim(0)` with no live block, nothing of this crate is locked.
 pub fn trim(target: usize) -> usize {
     let spans = pages::cache::trim(target);
     if target == 0 { spans + heap::reclaim_idle() } else { spans }
 }
 
 /// Sets how many bytes of freed large blocks are kept for reuse (64 MiB at start), and trims to it.
+///
+/// Kept blocks stay locked and count against `RLIMIT_MEMLOCK`; they are given back before any allocation fails for
+/// want of it.
 pub fn set_cache_limit(bytes: usize) {
     pages::cache::set_limit(bytes);
 }

@@ -4,17 +4,17 @@
 //!
 //! | state of a range | reached by | leaves it by |
 //! |---|---|---|
-//! | free address space | - | [`mem::reserve`], [`mem::map`] |
-//! | reserved (no access, no memory, not counted) | [`mem::reserve`], [`mem::close`] | [`mem::open`], [`mem::unmap`] |
-//! | open (readable, writable, not populated) | [`mem::open`], [`mem::map`] | [`mem::lock`], [`mem::close`], [`mem::unmap`] |
-//! | locked (open, resident, counted in `VmLck`) | [`mem::lock`] | [`mem::close`], [`mem::unmap`], [`mem::unlock`] |
+//! | free address space | - | `mem::reserve`, `mem::map` |
+//! | reserved (no access, no memory, not counted) | `mem::reserve`, `mem::close` | `mem::open`, `mem::unmap` |
+//! | open (readable, writable, not populated) | `mem::open`, `mem::map` | `mem::lock`, `mem::close`, `mem::unmap` |
+//! | locked (open, resident, counted in `VmLck`) | `mem::lock` | `mem::close`, `mem::unmap`, `mem::unlock` |
 //!
 //! A failed call changes nothing, except `mlock`, which may leave any part of its range locked (its caller
 //! closes or unmaps the range: `man 2 mlock` promises no roll-back, and the kernel does none), and
-//! [`mem::close`], which may lose the contents.
+//! `mem::close`, which may lose the contents.
 //!
 //! Nothing here allocates from the Rust heap or panics, because it runs inside a global allocator. With the
-//! feature `fault-injection` the n-th call of a kind fails with a chosen errno ([`fault`]).
+//! feature `fault-injection` the n-th call of a kind fails with a chosen errno (`fault`).
 //!
 //! `mlock`, `munlock` and `mremap` go to the kernel by number and not through libc's wrappers: the sanitizer
 //! runtimes replace the first two by functions that do nothing and report success, and glibc's `mremap` reads a
