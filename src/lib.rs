@@ -66,11 +66,13 @@ mod pages;
 mod pinned;
 
 pub use omp::{
-    AllocatorBuilder, AllocatorHandle, Error, MemSpace, Policy, ReallocPolicy, Reserve, TraitError, Traits, handle,
-    partition, routines, space, traits,
+    AllocatorHandle, Error, MemSpace, Policy, ReallocPolicy, Reserve, TraitError, Traits, handle, partition,
+    routines, space, traits,
 };
 pub use pages::{Cause, Cure, ForkPolicy, HugePages, PagesError};
-pub use pinned::{BlockInfo, Pin, PinnedAlloc, PinnedGlobal, ProcessStats, Stats, process_stats};
+pub use pinned::{
+    AllocatorBuilder, BlockInfo, Pin, PinnedAlloc, PinnedGlobal, ProcessStats, Stats, process_stats,
+};
 
 /// Gives idle memory of the whole process back to the system: freed large blocks until at most `target` bytes of
 /// these are kept, and with a `target` of 0 the empty slabs of every allocator too. Live blocks stay. Returns the

@@ -7,8 +7,8 @@
 //! Where `access` gives each thread (team, contention group) its own pool, each group has its own heap as well,
 //! and `nearest` has one a node.
 
-use super::builder::Policy;
 use super::error::Error;
+use super::policy::Policy;
 use super::pool::Pool;
 use super::space::MemSpace;
 use super::table::{self, Allocator};

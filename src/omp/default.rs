@@ -3,9 +3,9 @@
 //! Without an OpenMP runtime beneath there are no tasks: each thread has a default of its own, over an initial
 //! value for the process that comes from `OMP_ALLOCATOR`.
 
-use super::builder::Policy;
 use super::env::{self, EnvAllocator};
 use super::handle::AllocatorHandle;
+use super::policy::Policy;
 use super::table;
 use core::cell::Cell;
 use core::ffi::CStr;

@@ -16,12 +16,12 @@
 //! Fallback is decided here and nowhere below.
 
 pub(crate) mod allocator;
-mod builder;
 mod default;
 pub mod env;
 mod error;
 pub mod handle;
 pub mod partition;
+mod policy;
 pub(crate) mod pool;
 mod realloc;
 pub mod routines;
@@ -29,9 +29,9 @@ pub mod space;
 pub(crate) mod table;
 pub mod traits;
 
-pub use builder::{AllocatorBuilder, Policy, ReallocPolicy, Reserve};
 pub use error::{Error, TraitError};
 pub use handle::AllocatorHandle;
+pub use policy::{Policy, ReallocPolicy, Reserve};
 pub use space::MemSpace;
 pub use traits::Traits;
 

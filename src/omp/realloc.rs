@@ -11,8 +11,8 @@
 //! needs both blocks for a moment, in memory and lock limit but not in the pool.
 
 use super::allocator::pool_of;
-use super::builder::ReallocPolicy;
 use super::error::Error;
+use super::policy::ReallocPolicy;
 use super::table::{self, Allocator};
 use crate::heap::{self, Block, Grant, Growth, Request};
 use crate::os::page_size;

@@ -5,9 +5,9 @@
 //! pointer after the allocator's fallback has had its turn. They may be called from any thread, from thread-local
 //! destructors and before `main`; after `fork`, see [`ForkPolicy`](crate::ForkPolicy).
 
-use super::builder::{AllocatorBuilder, ReallocPolicy};
 use super::error::Error;
 use super::handle::AllocatorHandle;
+use super::policy::{Policy, ReallocPolicy};
 use super::space::MemSpace;
 use super::table::{self, Allocator};
 use super::traits::Traits;
@@ -23,7 +23,7 @@ pub fn init_allocator(
     space: MemSpace,
     traits: impl IntoIterator<Item = (i32, usize)>,
 ) -> Result<AllocatorHandle, Error> {
-    AllocatorBuilder::from_traits(space, Traits::from_raw(traits)?).into_handle()
+    table::create(space, Traits::from_raw(traits)?, Policy::DEFAULT).map(Allocator::handle)
 }
 
 /// `omp_destroy_allocator`: the handle is dead afterwards; live blocks stay valid until they are freed. Predefined

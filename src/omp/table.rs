@@ -9,9 +9,9 @@
 //! others. So a block may outlive its allocator, and a stale handle meets a newer generation.
 
 use super::allocator::{Core, SubHeap};
-use super::builder::Policy;
 use super::error::Error;
 use super::handle::AllocatorHandle;
+use super::policy::Policy;
 use super::pool::Pool;
 use super::space::MemSpace;
 use super::traits::{Access, Fallback, Traits};

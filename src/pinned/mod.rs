@@ -1,9 +1,11 @@
 //! The Rust face: [`PinnedAlloc`] with `realloc` at its centre, `Allocator` for collections, and a global allocator.
 
 mod allocator_api;
+mod builder;
 mod global;
 mod stats;
 
+pub use builder::AllocatorBuilder;
 pub use global::PinnedGlobal;
 pub use stats::{BlockInfo, Pin, ProcessStats, Stats, process_stats};
 
@@ -11,9 +13,7 @@ use crate::heap::{self, Block};
 use crate::omp::allocator::pool_of;
 use crate::omp::table::{self, Allocator};
 use crate::omp::traits::Fallback;
-use crate::omp::{
-    AllocatorBuilder, AllocatorHandle, Error, MemSpace, Policy, ReallocPolicy, Resize, Traits, reallocate,
-};
+use crate::omp::{AllocatorHandle, Error, MemSpace, Policy, ReallocPolicy, Resize, Traits, reallocate};
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::NonNull;

@@ -1,82 +1,12 @@
-//! What this crate adds to OpenMP's traits, and the typed way to an allocator.
+//! The typed way to an allocator.
 
-use super::handle::AllocatorHandle;
-use super::space::MemSpace;
-use super::traits::{Access, Alignment, AtomicScope, Fallback, Partition, SyncHint, TargetAccess, Traits};
+use super::PinnedAlloc;
+use crate::omp::table;
+use crate::omp::traits::{
+    Access, Alignment, AtomicScope, Fallback, Partition, SyncHint, TargetAccess, Traits,
+};
+use crate::omp::{AllocatorHandle, Error, MemSpace, Policy, ReallocPolicy, Reserve};
 use crate::pages::{ForkPolicy, HugePages};
-use crate::{Error, PinnedAlloc};
-
-/// Whether `realloc` may give a block another address.
-///
-/// OpenMP's `omp_realloc` ends the lifetime of the old block and starts that of a new one, so a move breaks no
-/// promise of `pinned`; a program that has given the address away (to a device, to a ring of an asynchronous
-/// interface, to another thread) needs `Fixed`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum ReallocPolicy {
-    /// Grow in place where that is possible, else move: page tables move, bytes do not. The default.
-    #[default]
-    MayMove,
-    /// Grow and shrink in place, or fail with the block untouched.
-    Fixed,
-}
-
-/// Address space kept behind a block, so that it can grow in place. Costs no memory and no lock limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reserve {
-    /// So many bytes in all.
-    Bytes(usize),
-    /// So many times the size asked for.
-    Times(u32),
-}
-
-impl Reserve {
-    /// Bytes to keep for a block of `size` bytes. Saturates: a reservation that cannot be had is an error of the
-    /// allocation.
-    pub(crate) fn bytes(self, size: usize) -> usize {
-        match self {
-            Reserve::Bytes(b) => b,
-            Reserve::Times(n) => size.saturating_mul(n as usize),
-        }
-    }
-}
-
-/// What an allocator does beyond its OpenMP traits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Policy {
-    /// What `realloc` does when the call does not say.
-    pub realloc: ReallocPolicy,
-    /// Address space kept behind each block for growth in place.
-    pub reserve: Option<Reserve>,
-    /// Bytes that a growing block may lock ahead of its size, at most an eighth of it; 0, the default, is exact.
-    pub lock_ahead: usize,
-    /// What a child process gets of the memory.
-    pub fork: ForkPolicy,
-    /// Huge pages for blocks of 2 MiB and more.
-    pub huge_pages: HugePages,
-    /// Whether the memory is part of core dumps.
-    pub dump: bool,
-    /// Threads that populate a new block of 64 MiB and more; 1, the default, is the caller alone.
-    pub populate_threads: u8,
-}
-
-impl Policy {
-    pub(crate) const DEFAULT: Policy = Policy {
-        realloc: ReallocPolicy::MayMove,
-        reserve: None,
-        lock_ahead: 0,
-        fork: ForkPolicy::Keep,
-        huge_pages: HugePages::Auto,
-        dump: true,
-        populate_threads: 1,
-    };
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self::DEFAULT
-    }
-}
 
 /// Makes allocators: OpenMP's traits, a memory space, and the [`Policy`] beyond them.
 ///
@@ -265,11 +195,11 @@ impl AllocatorBuilder {
     }
 
     /// Makes the allocator and gives its handle alone, as `omp_init_allocator` does. It lives until
-    /// [`routines::destroy_allocator`](super::routines::destroy_allocator).
+    /// [`routines::destroy_allocator`](crate::routines::destroy_allocator).
     ///
     /// # Errors
     /// As [`build`](Self::build).
     pub fn into_handle(self) -> Result<AllocatorHandle, Error> {
-        super::table::create(self.space, self.traits, self.policy).map(|a| a.handle())
+        table::create(self.space, self.traits, self.policy).map(|a| a.handle())
     }
 }
