@@ -48,7 +48,8 @@ fn short_file() -> Option<usize> {
     unsafe {
         let fd = libc::memfd_create(c"short".as_ptr(), 0);
         assert!(fd >= 0 && libc::ftruncate(fd, PAGE as i64) == 0);
-        let p = libc::mmap(ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE, fd, 0);
+        let p =
+            libc::mmap(ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE, fd, 0);
         assert_ne!(p, libc::MAP_FAILED);
         match mlock(p as usize, PAGE) {
             Ok(()) => Some(p as usize),
@@ -197,7 +198,8 @@ fn locked_frames_are_not_promised() {
         const MADV_COLLAPSE: i32 = 25;
         // SAFETY: a mapping of the test's own, locked in 4 KiB pages, then collapsed.
         unsafe {
-            let raw = libc::mmap(ptr::null_mut(), 2 * HUGE, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+            let raw =
+                libc::mmap(ptr::null_mut(), 2 * HUGE, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
             assert_ne!(raw, libc::MAP_FAILED);
             let at = (raw as usize).next_multiple_of(HUGE);
             libc::madvise(at as *mut _, HUGE, libc::MADV_NOHUGEPAGE);

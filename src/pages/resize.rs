@@ -19,6 +19,7 @@
 use super::spec::{HugePages, Part};
 use super::{PagesError, Span, account, map};
 use crate::os::{Call, HUGE, OsError, fork, mem, page_size};
+use core::ptr;
 
 /// Why a span did not grow in place.
 #[derive(Debug)]
@@ -181,12 +182,12 @@ impl Span {
         let gone = self.opened - new;
         let had_reserve = self.capacity() > self.opened;
         if keep || had_reserve {
-            if !super::span::give_back(&self.spec, at, gone) {
+            if !super::span::give_back(at, gone, self.locked.saturating_sub(new)) {
                 return;
             }
         } else if mem::unmap(at, gone).is_ok() {
             self.reserved = new + (self.start - self.base);
-        } else if !super::span::give_back(&self.spec, at, gone) {
+        } else if !super::span::give_back(at, gone, self.locked.saturating_sub(new)) {
             return;
         }
         account::sub_mapped(gone);
@@ -290,7 +291,12 @@ impl Span {
         let mut at = 0;
         for (i, &len) in self.segments[..self.segment_count].iter().enumerate() {
             if let Err(e) = mem::relocate(self.start + at, len, dest + at) {
-                self.carry_back(i, dest, e);
+                // The first ones are there already. Bytes can follow where page tables do not; only if that fails
+                // as well are they brought back.
+                if i != 0 && self.copy_rest(at, dest).is_ok() {
+                    return Ok(());
+                }
+                self.carry_back(i, dest);
                 return Err(e);
             }
             at += len;
@@ -298,19 +304,44 @@ impl Span {
         Ok(())
     }
 
+    /// Copies the live bytes from `at` on to `dest`, in new pages, and gives the old ones back. On error nothing has
+    /// changed.
+    fn copy_rest(&self, at: usize, dest: usize) -> Result<(), OsError> {
+        let len = self.live() - at;
+        let ready = mem::open(dest + at, len).and_then(|()| {
+            if self.spec.pinned { super::span::lock(&self.spec, dest + at, len) } else { Ok(()) }
+        });
+        if let Err(e) = ready {
+            let _ = mem::close(dest + at, len, self.spec.pinned);
+            return Err(e);
+        }
+        let (from, to) = (self.start + at, dest + at);
+        // SAFETY: both ranges are open, this span's, and apart: `dest` is a reservation of its own.
+        unsafe {
+            ptr::copy_nonoverlapping::<u8>(
+                ptr::with_exposed_provenance(from),
+                ptr::with_exposed_provenance_mut(to),
+                len,
+            );
+        }
+        super::span::discard(from, len);
+        Ok(())
+    }
+
     /// Brings the first `count` segments back after a later one could not be moved.
     ///
     /// Their old addresses have been free since; each is claimed before it is used, so that nobody else's
     /// mapping is ever replaced.
-    fn carry_back(&self, count: usize, dest: usize, cause: OsError) {
+    fn carry_back(&self, count: usize, dest: usize) {
         let mut at = 0;
         for &len in &self.segments[..count] {
             let home = self.start + at;
             let back = mem::reserve_at(home, len).and_then(|()| mem::relocate(dest + at, len, home));
             if back.is_err() {
-                // Another thread mapped these very addresses within the last microseconds, or the kernel refuses
-                // the way back of what it has just moved forth. The block is in two places, and there is no
-                // address to report: going on would hand out broken memory.
+                // A second move failed, the memory for a copy was not to be had, and the way back is barred: another
+                // thread mapped these very addresses within the last microseconds, or the kernel refuses back what
+                // it has just moved forth. The block is in two places, and there is no address to report: going on
+                // would hand out broken memory.
                 crate::os::die(&[
                     "pinned-alloc: a block is split between two addresses after a failed ",
                     Call::Mremap.name(),
@@ -319,6 +350,5 @@ impl Span {
             }
             at += len;
         }
-        let _ = cause;
     }
 }

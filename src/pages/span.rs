@@ -335,7 +335,7 @@ impl Span {
             account::sub_mapped(len);
             return true;
         }
-        if !give_back(&self.spec, at, len) {
+        if !give_back(at, len, if self.spec.pinned { len } else { 0 }) {
             return false;
         }
         account::sub_mapped(len);
@@ -435,14 +435,14 @@ impl Span {
     }
 }
 
-/// Closes a part of a span. False if the kernel would not take the lock off: the part is then open and locked as
-/// before, with nothing in it.
-pub(super) fn give_back(spec: &SpanSpec, at: usize, len: usize) -> bool {
-    match mem::close(at, len, spec.pinned) {
+/// Closes a part of a span, the first `locked` bytes of which are locked. False if the kernel would not take the lock
+/// off: the part is then open and locked as before, with nothing in it.
+pub(super) fn give_back(at: usize, len: usize, locked: usize) -> bool {
+    match mem::close(at, len, locked != 0) {
         Ok(()) => true,
         Err(_) => {
             // Its pages may be gone; what stays locked has to be resident.
-            let _ = mem::lock(at, len);
+            let _ = mem::lock(at, locked);
             false
         }
     }
