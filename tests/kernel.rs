@@ -24,7 +24,11 @@ fn is_locked(p: NonNull<u8>, size: usize) {
     let to = (p.as_ptr() as usize + size).next_multiple_of(PAGE);
     let facts = procfs::smaps_range(from, to - from).unwrap();
     assert_eq!(facts.lo_flag_bytes, (to - from) as u64, "{size} bytes lie in locked mappings");
-    assert_eq!(procfs::resident_pages(from, to - from), Ok(((to - from) / PAGE) as u64), "{size} bytes are resident");
+    assert_eq!(
+        procfs::resident_pages(from, to - from),
+        Ok(((to - from) / PAGE) as u64),
+        "{size} bytes are resident"
+    );
     if facts.exact {
         assert_eq!(facts.locked, (to - from) as u64);
     }
@@ -32,7 +36,19 @@ fn is_locked(p: NonNull<u8>, size: usize) {
 
 fn sizes() -> Vec<usize> {
     let mut s: Vec<usize> = (0..=28).flat_map(|i| [(1 << i) - 1, 1 << i, (1 << i) + 1]).collect();
-    s.extend([3, 100, 1000, 5000, 12_288, 12_289, 20_000, 3 * PAGE + 17, 3 * MIB + PAGE, 5 * MIB + 1, 100 * MIB + 7]);
+    s.extend([
+        3,
+        100,
+        1000,
+        5000,
+        12_288,
+        12_289,
+        20_000,
+        3 * PAGE + 17,
+        3 * MIB + PAGE,
+        5 * MIB + 1,
+        100 * MIB + 7,
+    ]);
     s.retain(|&n| n != 0 && n <= 256 * MIB);
     s.sort_unstable();
     s.dedup();
@@ -75,7 +91,11 @@ fn every_size_is_locked_and_counted() {
                 assert_eq!((a.stats().live_blocks, a.stats().requested), (1, size));
                 if size >= PAGE && align == 4096 {
                     // Exact to the page, whatever else the class rounds to.
-                    let most = if size > 16 << 10 { size.next_multiple_of(PAGE) } else { (size + size / 8).next_multiple_of(PAGE) };
+                    let most = if size > 16 << 10 {
+                        size.next_multiple_of(PAGE)
+                    } else {
+                        (size + size / 8).next_multiple_of(PAGE)
+                    };
                     assert!(locked as usize <= most, "{size} bytes lock {locked}");
                 }
                 if zero {

@@ -23,7 +23,7 @@ pub(crate) use sweep::{lock_all, reclaim_idle, unlock_all};
 
 use crate::os::lock::{Guard, Lock};
 use crate::os::{fork, page_size};
-use crate::pages::{PagesError, Part, Span, SpanSpec, cache, map, meta, meta::Use, page_up};
+use crate::pages::{PagesError, Part, Span, SpanSpec, account, cache, map, meta, meta::Use, page_up};
 use core::ptr::{self, NonNull};
 use large::Large;
 use slab::{CHUNK, CHUNK_SLABS, Chunk, Slab, State};
@@ -126,8 +126,10 @@ pub(crate) struct Heap {
     tag: core::cell::UnsafeCell<Tag>,
     inner: Lock<Inner>,
     next: AtomicPtr<Heap>,
-    /// [`crate::pages::account::releases`] at the last shortage; see `skip`.
+    /// [`account::releases`] at the last shortage; see `skip`.
     short_at: AtomicU64,
+    /// The smallest size that failed then.
+    short_size: AtomicUsize,
     skipped: AtomicUsize,
 }
 
@@ -165,6 +167,7 @@ impl Heap {
                 inner: Lock::new(inner),
                 next: AtomicPtr::new(ptr::null_mut()),
                 short_at: AtomicU64::new(u64::MAX),
+                short_size: AtomicUsize::new(usize::MAX),
                 skipped: AtomicUsize::new(0),
             });
             &*p.as_ptr()
@@ -225,12 +228,22 @@ impl Heap {
         }
     }
 
-    /// Whether to skip an attempt that is bound to fail: this heap ran into the lock limit and nothing has been
-    /// given back since. Every 256th is made all the same, since others may have unlocked memory, or the limit
-    /// may have been raised. Only for callers with a fallback.
-    pub(crate) fn skip(&self) -> bool {
-        self.short_at.load(Ordering::Relaxed) == crate::pages::account::releases()
+    /// Whether to skip an attempt that is bound to fail: a request of at most this size ran into the lock limit and
+    /// nothing has been given back since. Every 256th is made all the same, since others may have unlocked memory, or
+    /// the limit may have been raised. Only for callers with a fallback.
+    pub(crate) fn skip(&self, size: usize) -> bool {
+        self.short_at.load(Ordering::Relaxed) == account::releases()
+            && size >= self.short_size.load(Ordering::Relaxed)
             && self.skipped.fetch_add(1, Ordering::Relaxed) % 256 != 255
+    }
+
+    fn note_shortage(&self, size: usize) {
+        let now = account::releases();
+        if self.short_at.swap(now, Ordering::Relaxed) == now {
+            self.short_size.fetch_min(size, Ordering::Relaxed);
+        } else {
+            self.short_size.store(size, Ordering::Relaxed);
+        }
     }
 
     /// Serves a request.
@@ -244,8 +257,8 @@ impl Heap {
         match self.alloc_once(r) {
             Err(e) if e.is_shortage() => {
                 let r2 = if reclaim_idle() != 0 { self.alloc_once(r) } else { Err(e) };
-                if r2.is_err() && self.spec().pinned {
-                    self.short_at.store(crate::pages::account::releases(), Ordering::Relaxed);
+                if matches!(r2, Err(e) if e.is_lock_limit()) {
+                    self.note_shortage(r.size);
                 }
                 r2
             }

@@ -222,7 +222,7 @@ impl Allocator {
         let (heap, pool) = self.heap_for(server)?;
         if core.traits.pinned
             && !matches!(core.traits.fallback, Fallback::Null | Fallback::Abort)
-            && heap.skip()
+            && heap.skip(size)
         {
             return Err(Error::Exhausted);
         }

@@ -1,7 +1,7 @@
 //! What can go wrong in the model: one type, and a part of it for traits.
 
 use super::handle::AllocatorHandle;
-use crate::pages::{Cause, Cure, PagesError};
+use crate::pages::{Cure, PagesError};
 use core::fmt;
 
 /// A trait that cannot be met; `omp_init_allocator` answers it with `omp_null_allocator`.
@@ -116,7 +116,7 @@ impl Error {
     /// Whether the lock limit (or the lack of the right to lock) stood in the way.
     #[must_use]
     pub fn is_lock_limit(&self) -> bool {
-        matches!(self, Error::Pages(p) if matches!(p.cause, Cause::NotPermitted | Cause::LockLimit { .. }))
+        matches!(self, Error::Pages(p) if p.is_lock_limit())
     }
 }
 

@@ -95,6 +95,12 @@ impl PagesError {
         !matches!(self.cause, Cause::Other)
     }
 
+    /// Whether the lock limit, or the lack of the right to lock, stood in the way.
+    #[must_use]
+    pub fn is_lock_limit(&self) -> bool {
+        matches!(self.cause, Cause::NotPermitted | Cause::LockLimit { .. })
+    }
+
     /// What the user can do, for a shell, a systemd unit and a container.
     #[must_use]
     pub fn cure(&self) -> Cure {
