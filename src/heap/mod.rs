@@ -390,10 +390,11 @@ impl Heap {
         let mut g = self.lock();
         match opened {
             Ok(()) => {
-                if slab.used == 0 {
-                    g.idle += step;
-                }
                 slab.add_opened(step);
+                // New, or freed whole while it was being opened.
+                if slab.used == 0 {
+                    g.idle += slab.opened;
+                }
                 g.classes[slab.class].opened += step;
                 g.slab_opened += step;
                 Self::list(&mut g, slab);
@@ -402,6 +403,9 @@ impl Heap {
             Err(e) => {
                 // The slab stays, for a smaller step or a better time, unless it has nothing at all.
                 if slab.has_free() || slab.can_open() && slab.opened != 0 {
+                    if slab.used == 0 {
+                        g.idle += slab.opened;
+                    }
                     Self::list(&mut g, slab);
                     drop(g);
                 } else if slab.opened != 0 {
