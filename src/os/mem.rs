@@ -8,6 +8,7 @@ use core::ffi::c_void;
 use core::num::NonZeroUsize;
 use core::ptr::{self, NonNull};
 use nix::sys::mman::{self, MapFlags, ProtFlags};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const MADV_DONTNEED_LOCKED: i32 = 24; // Linux 5.18; not in every libc crate.
 
@@ -168,9 +169,15 @@ pub(crate) fn populate(addr: usize, len: usize) -> Result<(), OsError> {
     advise(addr, len, libc::MADV_POPULATE_WRITE)
 }
 
-/// Whether the process has asked for its anonymous memory to be merged by KSM (`PR_SET_MEMORY_MERGE`, 6.4).
+/// Whether the process has asked for its anonymous memory to be merged by KSM (`PR_SET_MEMORY_MERGE`, 6.4). A process
+/// asks once, most often before it starts; so the kernel is asked at every 64th call only.
 pub(crate) fn merging() -> bool {
     const PR_GET_MEMORY_MERGE: i32 = 68;
-    // SAFETY: a query that writes nothing; EINVAL (-1) on older kernels.
-    unsafe { libc::prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0) == 1 }
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    static MERGING: AtomicBool = AtomicBool::new(false);
+    if CALLS.fetch_add(1, Ordering::Relaxed) % 64 == 0 {
+        // SAFETY: a query that writes nothing; EINVAL (-1) on older kernels.
+        MERGING.store(unsafe { libc::prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0) == 1 }, Ordering::Relaxed);
+    }
+    MERGING.load(Ordering::Relaxed)
 }
