@@ -349,6 +349,7 @@ impl Allocator {
     }
 
     fn pool_cell(&self, spare: &mut table::Spare, g: u64) -> Result<&'static PoolCell, Error> {
+        let mut ended = None;
         let mut p = self.pools.load(Ordering::Acquire);
         // SAFETY: pools are never freed, and leave this list only when the allocator has no users.
         while let Some(c) = unsafe { p.as_ref() } {
@@ -356,11 +357,15 @@ impl Allocator {
             if owner == g {
                 return Ok(c);
             }
-            if owner != 0 && g != 0 && c.pool.used() == 0 && !thread::may_run(owner) {
-                c.group.store(g, Ordering::Relaxed);
-                return Ok(c);
+            if ended.is_none() && owner != 0 && g != 0 && c.pool.used() == 0 && !thread::may_run(owner) {
+                ended = Some(c);
             }
             p = c.next.load(Ordering::Acquire);
+        }
+        // One of a thread that has ended, but only if this thread has none: a second one would double its pool.
+        if let Some(c) = ended {
+            c.group.store(g, Ordering::Relaxed);
+            return Ok(c);
         }
         let c = table::take_pool(spare, self.core().traits.pool_size.unwrap_or(usize::MAX))?;
         c.group.store(g, Ordering::Relaxed);
