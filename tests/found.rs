@@ -15,7 +15,8 @@ fn free(p: *mut u8) {
 fn a_thread_has_one_pool_however_it_comes() {
     let own = AllocatorBuilder::new().access(Access::Thread).pool_size(1000).fallback(Fallback::Null);
     let own = own.into_handle().unwrap();
-    let other = AllocatorBuilder::new().pool_size(1).fallback(Fallback::Allocator(own)).into_handle().unwrap();
+    let other =
+        AllocatorBuilder::new().pool_size(1).fallback(Fallback::Allocator(own)).into_handle().unwrap();
     let p = routines::alloc(600, own).unwrap();
     std::thread::spawn(move || free(routines::alloc(1000, own).unwrap())).join().unwrap();
     let refused = Err(Error::Pool { pool_size: 1000, used: 600, asked: 401 });
