@@ -220,17 +220,17 @@ impl Allocator {
             return Err(Error::Alignment { align });
         }
         let (heap, pool) = self.heap_for(server)?;
-        if core.traits.pinned
+        let hopeless = core.traits.pinned
             && !matches!(core.traits.fallback, Fallback::Null | Fallback::Abort)
-            && heap.skip(size)
-        {
-            return Err(Error::Exhausted);
-        }
+            && heap.skip(size);
         if charge {
             pool.charge(size).map_err(|(pool_size, used)| Error::Pool { pool_size, used, asked: size })?;
         }
         let reserve = core.reserve(size);
-        let got = if size <= page_size() {
+        let got = if hopeless {
+            // No page can be had; a place in one that is open can.
+            heap.alloc_ready(&Request { size, align, zero, reserve, parts: &[] }).ok_or(Error::Exhausted)
+        } else if size <= page_size() {
             heap.alloc(&Request { size, align, zero, reserve, parts: &[] }).map_err(Error::from)
         } else {
             server.with_parts(size, |parts| {
