@@ -4,7 +4,8 @@ mod common;
 
 use common::{Situation, alone_in, room};
 use pinned_alloc::traits::{Access, Fallback};
-use pinned_alloc::{AllocatorBuilder, AllocatorHandle, Error, PinnedAlloc, routines};
+use pinned_alloc::{AllocatorBuilder, AllocatorHandle, Error, PinnedAlloc, ReallocPolicy, routines};
+use std::alloc::Layout;
 use std::ptr::NonNull;
 
 /// Frees a block.
@@ -90,4 +91,31 @@ fn a_thread_has_one_pool_however_it_comes() {
     free(q);
     routines::destroy_allocator(other);
     routines::destroy_allocator(own);
+}
+
+/// A block that was aligned by chance only, and asked for that alignment later, lost it in a move.
+#[test]
+fn a_move_keeps_an_alignment_that_came_with_a_resize() {
+    const ALIGN: usize = 8192;
+    let alloc = PinnedAlloc::builder().pinned(false).build().unwrap();
+    let plain = Layout::from_size_align(20_480, 4096).unwrap();
+    let blocks: Vec<_> = (0..40).map(|_| alloc.allocate(plain).unwrap().cast::<u8>()).collect();
+    let (mut aligned, aligned_then) = (Vec::new(), Layout::from_size_align(20_480, ALIGN).unwrap());
+    for p in blocks {
+        let fits = p.addr().get().is_multiple_of(ALIGN);
+        // SAFETY: a live block with this layout; the result replaces it.
+        let q = unsafe { alloc.realloc_aligned(p, plain, aligned_then, ReallocPolicy::MayMove) }
+            .unwrap()
+            .cast::<u8>();
+        assert!(q.addr().get().is_multiple_of(ALIGN) && (!fits || q == p));
+        aligned.push(q);
+    }
+    for p in aligned {
+        // SAFETY: as above.
+        let q =
+            unsafe { alloc.realloc(p, aligned_then, 200_000, ReallocPolicy::MayMove) }.unwrap().cast::<u8>();
+        assert!(q.addr().get().is_multiple_of(ALIGN), "{p:?} moved to {q:?}");
+        // SAFETY: a live block with this layout; not used again.
+        unsafe { alloc.deallocate(q, Layout::from_size_align(200_000, ALIGN).unwrap()) };
+    }
 }
