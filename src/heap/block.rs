@@ -185,14 +185,20 @@ impl Block {
         matches!(self.at, At::Large(l) if unsafe { &(*l).span }.can_move())
     }
 
-    /// Grows a block with pages of its own by moving its page tables; gives its new address.
+    /// Grows a block with pages of its own by moving its page tables; gives its new address. That is a multiple of
+    /// `align`, as the old one has to be.
     ///
     /// # Safety
     /// The caller owns the block; its old address is dead after success.
     ///
     /// # Errors
     /// The block is then as and where it was.
-    pub(crate) unsafe fn move_to_grow(&self, new: usize, reserve: usize) -> Result<NonNull<u8>, PagesError> {
+    pub(crate) unsafe fn move_to_grow(
+        &self,
+        new: usize,
+        reserve: usize,
+        align: usize,
+    ) -> Result<NonNull<u8>, PagesError> {
         let At::Large(large) = self.at else { return Err(PagesError::overflow(new)) };
         let len = page_up(new).ok_or(PagesError::overflow(new))?;
         let reserve = page_up(reserve).unwrap_or(len);
@@ -200,7 +206,12 @@ impl Block {
         let l = unsafe { &mut *large };
         l.claim();
         let before = (l.span.locked_now(), l.span.slack());
-        let r = l.span.move_to_grow(len, reserve, large.cast());
+        // The span may be aligned by chance: it was made for another block, or the demand came with a resize.
+        let align = l.align.max(align);
+        let r = l.span.move_to_grow(len, reserve, align, large.cast());
+        if r.is_ok() {
+            l.align = align;
+        }
         self.account(l, before, if r.is_ok() { Some(new) } else { None });
         let start = l.span.start();
         l.unclaim();

@@ -220,17 +220,17 @@ impl Allocator {
             return Err(Error::Alignment { align });
         }
         let (heap, pool) = self.heap_for(server)?;
-        if core.traits.pinned
+        let hopeless = core.traits.pinned
             && !matches!(core.traits.fallback, Fallback::Null | Fallback::Abort)
-            && heap.skip(size)
-        {
-            return Err(Error::Exhausted);
-        }
+            && heap.skip(size);
         if charge {
             pool.charge(size).map_err(|(pool_size, used)| Error::Pool { pool_size, used, asked: size })?;
         }
         let reserve = core.reserve(size);
-        let got = if size <= page_size() {
+        let got = if hopeless {
+            // No page can be had; a place in one that is open can.
+            heap.alloc_ready(&Request { size, align, zero, reserve, parts: &[] }).ok_or(Error::Exhausted)
+        } else if size <= page_size() {
             heap.alloc(&Request { size, align, zero, reserve, parts: &[] }).map_err(Error::from)
         } else {
             server.with_parts(size, |parts| {
@@ -349,6 +349,7 @@ impl Allocator {
     }
 
     fn pool_cell(&self, spare: &mut table::Spare, g: u64) -> Result<&'static PoolCell, Error> {
+        let mut ended = None;
         let mut p = self.pools.load(Ordering::Acquire);
         // SAFETY: pools are never freed, and leave this list only when the allocator has no users.
         while let Some(c) = unsafe { p.as_ref() } {
@@ -356,11 +357,15 @@ impl Allocator {
             if owner == g {
                 return Ok(c);
             }
-            if owner != 0 && g != 0 && c.pool.used() == 0 && !thread::may_run(owner) {
-                c.group.store(g, Ordering::Relaxed);
-                return Ok(c);
+            if ended.is_none() && owner != 0 && g != 0 && c.pool.used() == 0 && !thread::may_run(owner) {
+                ended = Some(c);
             }
             p = c.next.load(Ordering::Acquire);
+        }
+        // One of a thread that has ended, but only if this thread has none: a second one would double its pool.
+        if let Some(c) = ended {
+            c.group.store(g, Ordering::Relaxed);
+            return Ok(c);
         }
         let c = table::take_pool(spare, self.core().traits.pool_size.unwrap_or(usize::MAX))?;
         c.group.store(g, Ordering::Relaxed);

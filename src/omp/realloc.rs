@@ -164,7 +164,7 @@ unsafe fn at_home(
     pool.charge(more).map_err(|(pool_size, used)| Error::Pool { pool_size, used, asked: more })?;
     if matches!(e, Error::NoRoom { .. }) && block.can_move() {
         // SAFETY: the caller's promise.
-        let moved = || unsafe { block.move_to_grow(r.size, headroom(r.size)) };
+        let moved = || unsafe { block.move_to_grow(r.size, headroom(r.size), r.align) };
         let got = match moved() {
             Err(e) if e.is_shortage() && heap::reclaim_idle() != 0 => moved(),
             got => got,

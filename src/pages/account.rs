@@ -37,7 +37,7 @@ pub(crate) fn lock_failures() -> u64 {
 pub(crate) fn moves() -> u64 {
     MOVES.load(Relaxed)
 }
-/// Grows whenever locked bytes are given back: "it may be worth asking again".
+/// Grows whenever locked bytes are given back or kept for reuse: "it may be worth asking again".
 pub(crate) fn releases() -> u64 {
     RELEASES.load(Relaxed)
 }
@@ -48,6 +48,10 @@ pub(super) fn add_locked(bytes: usize) {
 }
 pub(super) fn sub_locked(bytes: usize) {
     LOCKED.fetch_sub(bytes, Relaxed);
+    RELEASES.fetch_add(1, Relaxed);
+}
+/// Takes note of locked bytes that wait for another user.
+pub(super) fn note_reusable() {
     RELEASES.fetch_add(1, Relaxed);
 }
 pub(super) fn add_mapped(bytes: usize) {

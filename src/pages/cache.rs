@@ -78,6 +78,8 @@ pub(crate) fn put(mut span: Span) {
                 c.bytes += len;
                 c.spans[n] = rejected.take();
                 c.count += 1;
+                drop(c);
+                account::note_reusable();
                 return;
             }
             let oldest = c.take(0);

@@ -220,19 +220,22 @@ impl Span {
     /// Grows to `new` bytes at another address, by moving page tables; contents and alignment stay, `reserve`
     /// bytes of address space come with it. The page map's entry `record` of the first page moves along.
     ///
+    /// `align` is a power of two that the address is a multiple of now, and stays one of.
+    ///
     /// # Errors
     /// The span is then exactly as it was.
     pub(crate) fn move_to_grow(
         &mut self,
         new: usize,
         reserve: usize,
+        align: usize,
         record: *mut (),
     ) -> Result<(), PagesError> {
-        debug_assert!(new > self.live() && self.can_move());
+        debug_assert!(new > self.live() && self.can_move() && self.start.is_multiple_of(align));
         let live = self.live();
         let tail = new - live;
         let err = |e| PagesError::diagnose(new - self.len, e);
-        let align = self.align.max(if new >= HUGE { HUGE } else { page_size() });
+        let align = self.align.max(align).max(if new >= HUGE { HUGE } else { page_size() });
         let phase = self.start % align;
         let (base, reserved, dest) = super::span::reserved_ground(reserve.max(new), align, phase)
             .or_else(|_| super::span::reserved_ground(new, align, phase))

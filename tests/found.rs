@@ -1,0 +1,121 @@
+//! What the fuzz targets found (see `fuzz/`), each as the shortest program that shows it.
+
+mod common;
+
+use common::{Situation, alone_in, room};
+use pinned_alloc::traits::{Access, Fallback};
+use pinned_alloc::{AllocatorBuilder, AllocatorHandle, Error, PinnedAlloc, ReallocPolicy, routines};
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+/// Frees a block.
+fn free(p: *mut u8) {
+    // SAFETY: every block of these tests is freed once, by this, and not used again.
+    unsafe { routines::free(p, AllocatorHandle::NULL).expect("a live block") };
+}
+
+/// Whether the block is locked, by the library's word.
+fn is_pinned(p: *mut u8) -> bool {
+    let eye = PinnedAlloc::from_handle(AllocatorHandle::DEFAULT_MEM).unwrap();
+    eye.is_pinned(NonNull::new(p).unwrap())
+}
+
+/// A pinned allocator that falls back to ordinary memory.
+fn pinned_or_not() -> AllocatorHandle {
+    AllocatorBuilder::new().pinned(true).into_handle().unwrap()
+}
+
+/// After a shortage, free places in open pinned slabs were not used until something was unlocked.
+#[test]
+fn after_a_shortage_what_is_open_serves() {
+    alone_in("after_a_shortage_what_is_open_serves", Situation::limited(1 << 20), || {
+        let (h, possible) = (pinned_or_not(), room() >= 32_768);
+        let mut blocks = Vec::new();
+        loop {
+            let p = routines::alloc(64, h).unwrap();
+            blocks.push(p);
+            if !is_pinned(p) {
+                break;
+            }
+        }
+        // Where nothing can be locked, the first one fell back, and so do all others.
+        assert_eq!(blocks.len() > 1, possible);
+        if possible {
+            // Not the last one of its page: nothing is given back to the system.
+            free(blocks.remove(0));
+            let p = routines::alloc(64, h).unwrap();
+            assert!(is_pinned(p), "the place of the block that was freed");
+            blocks.push(p);
+        }
+        let p = routines::alloc(64, h).unwrap();
+        assert!(!is_pinned(p));
+        blocks.push(p);
+        blocks.into_iter().for_each(free);
+    });
+}
+
+/// After a shortage, freed large blocks that wait for reuse, locked, were not reused.
+#[test]
+fn after_a_shortage_what_is_cached_serves() {
+    alone_in("after_a_shortage_what_is_cached_serves", Situation::limited(1 << 20), || {
+        let h = pinned_or_not();
+        // More than half of what there is: two of them do not fit.
+        let size = (room() as usize / 8 * 5).next_multiple_of(4096).max(32_768);
+        let possible = room() as usize >= size;
+        let p = routines::alloc(size, h).unwrap();
+        let q = routines::alloc(size, h).unwrap();
+        assert_eq!((is_pinned(p), is_pinned(q)), (possible, false));
+        free(p);
+        let p = routines::alloc(size, h).unwrap();
+        assert_eq!(is_pinned(p), possible);
+        free(p);
+        free(q);
+    });
+}
+
+/// A thread that came to an allocator by a fallback took over the pool of a thread that had ended, though it had
+/// one of its own: twice the pool.
+#[test]
+fn a_thread_has_one_pool_however_it_comes() {
+    let own = AllocatorBuilder::new().access(Access::Thread).pool_size(1000).fallback(Fallback::Null);
+    let own = own.into_handle().unwrap();
+    let other =
+        AllocatorBuilder::new().pool_size(1).fallback(Fallback::Allocator(own)).into_handle().unwrap();
+    let p = routines::alloc(600, own).unwrap();
+    std::thread::spawn(move || free(routines::alloc(1000, own).unwrap())).join().unwrap();
+    let refused = Err(Error::Pool { pool_size: 1000, used: 600, asked: 401 });
+    assert_eq!(routines::alloc(401, other), refused);
+    let q = routines::alloc(400, other).unwrap();
+    assert_eq!(routines::alloc(1, own), Err(Error::Pool { pool_size: 1000, used: 1000, asked: 1 }));
+    free(p);
+    free(q);
+    routines::destroy_allocator(other);
+    routines::destroy_allocator(own);
+}
+
+/// A block that was aligned by chance only, and asked for that alignment later, lost it in a move.
+#[test]
+fn a_move_keeps_an_alignment_that_came_with_a_resize() {
+    const ALIGN: usize = 8192;
+    let alloc = PinnedAlloc::builder().pinned(false).build().unwrap();
+    let plain = Layout::from_size_align(20_480, 4096).unwrap();
+    let blocks: Vec<_> = (0..40).map(|_| alloc.allocate(plain).unwrap().cast::<u8>()).collect();
+    let (mut aligned, aligned_then) = (Vec::new(), Layout::from_size_align(20_480, ALIGN).unwrap());
+    for p in blocks {
+        let fits = p.addr().get().is_multiple_of(ALIGN);
+        // SAFETY: a live block with this layout; the result replaces it.
+        let q = unsafe { alloc.realloc_aligned(p, plain, aligned_then, ReallocPolicy::MayMove) }
+            .unwrap()
+            .cast::<u8>();
+        assert!(q.addr().get().is_multiple_of(ALIGN) && (!fits || q == p));
+        aligned.push(q);
+    }
+    for p in aligned {
+        // SAFETY: as above.
+        let q =
+            unsafe { alloc.realloc(p, aligned_then, 200_000, ReallocPolicy::MayMove) }.unwrap().cast::<u8>();
+        assert!(q.addr().get().is_multiple_of(ALIGN), "{p:?} moved to {q:?}");
+        // SAFETY: a live block with this layout; not used again.
+        unsafe { alloc.deallocate(q, Layout::from_size_align(200_000, ALIGN).unwrap()) };
+    }
+}
