@@ -64,7 +64,7 @@ pub(crate) fn is_child(name: &str) -> bool {
     std::env::var_os(CHILD).is_some_and(|v| v == name)
 }
 
-/// Runs the test `name` in a process of its own and gives its end and its output. A child that takes longer than two
+/// Runs the test `name` in a process of its own and gives its end and its output. A child that takes longer than ten
 /// minutes hangs: it is killed, which its status shows.
 #[track_caller]
 pub(crate) fn spawn(name: &str, s: Situation) -> Output {
@@ -104,7 +104,7 @@ pub(crate) fn spawn_with(name: &str, s: Situation, more: impl FnOnce(&mut Comman
         let _ = e.read_to_end(&mut all);
         all
     });
-    let end = Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + Duration::from_secs(600);
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,
