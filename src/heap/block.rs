@@ -13,7 +13,6 @@ pub(crate) use crate::pages::NoGrowth;
 /// A live block.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
-    addr: usize,
     at: At,
 }
 
@@ -35,13 +34,13 @@ pub(crate) fn find(addr: usize) -> Option<Block> {
             let slab = rec.cast::<Slab>();
             // SAFETY: base, block, total and the sizes are constant while the slab is in the map.
             let i = unsafe { (*slab).index_of(addr) }?;
-            Some(Block { addr, at: At::Slab(slab, i) })
+            Some(Block { at: At::Slab(slab, i) })
         }
         Kind::Large => {
             let large = rec.cast::<Large>();
             // SAFETY: a Large record stays one, and this word of it is atomic.
             let start = unsafe { &(*large).start }.load(Ordering::Relaxed);
-            (start == addr).then_some(Block { addr, at: At::Large(large) })
+            (start == addr).then_some(Block { at: At::Large(large) })
         }
     }
 }
@@ -116,10 +115,11 @@ impl Block {
         }
     }
 
-    /// The alignment a move has to keep.
+    /// The alignment a move has to keep, as far as it is known here: small blocks do not remember what was asked, and
+    /// to keep what their address happens to have would make a page of every first block of a slab that grows.
     pub(crate) fn alignment(&self) -> usize {
         match self.at {
-            At::Slab(..) => 1 << self.addr.trailing_zeros().min(12),
+            At::Slab(..) => 1,
             // SAFETY: as above.
             At::Large(l) => unsafe { (*l).align },
         }

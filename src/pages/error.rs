@@ -67,12 +67,17 @@ impl PagesError {
         }
         let l = Limits::read();
         // The failed range was given back before this, so the kernel's figure is what the caller will find.
+        // `mlock` answers ENOMEM or EPERM; a mapping that would be locked, by growing or by `mlockall(MCL_FUTURE)`,
+        // EAGAIN. So ENOMEM from the latter is something else, however long the range.
+        let may_be_limit = match os.call {
+            Call::Mlock => true,
+            Call::Mremap | Call::Mmap => os.errno == libc::EAGAIN,
+            _ => false,
+        };
         match l.memlock_soft {
             Some(0) if os.call == Call::Mlock && !l.has_ipc_lock => return Cause::NotPermitted,
             Some(limit)
-                if matches!(os.call, Call::Mlock | Call::Mremap | Call::Mmap)
-                    && !l.has_ipc_lock
-                    && os.len as u64 > limit.saturating_sub(l.vm_locked) =>
+                if may_be_limit && !l.has_ipc_lock && os.len as u64 > limit.saturating_sub(l.vm_locked) =>
             {
                 return Cause::LockLimit { limit, locked: l.vm_locked };
             }

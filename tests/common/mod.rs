@@ -5,6 +5,8 @@
 //! one test. The parent only watches it.
 #![allow(dead_code)] // Each test file uses its own part of this.
 
+pub(crate) mod tracked;
+
 use pinned_alloc::os::limits::Limits;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
