@@ -122,7 +122,8 @@ fn grow_or_shrink(block: Block, home: &'static Allocator, size: usize, keep: boo
             // SAFETY: the block is the caller's caller's own.
             return unsafe { block.resize(size, &how) };
         }
-        let r = home.with_parts(size, |parts| {
+        // A partitioner cuts what is added; what is there stays where it is.
+        let r = home.with_parts(size - block.usable(), |parts| {
             // SAFETY: as above.
             Ok(unsafe { block.resize(size, &Growth { parts, ..how }) })
         });
