@@ -69,7 +69,7 @@ impl World {
         }
         // Contents take the time: the latest block each time, all of them at every eighth.
         let n = self.verified.replace(self.verified.get() + 1);
-        for b in self.blocks.iter().flatten().rev().take(if n % 8 == 0 { usize::MAX } else { 1 }) {
+        for b in self.blocks.iter().flatten().rev().take(if n.is_multiple_of(8) { usize::MAX } else { 1 }) {
             b.check(b.size, what);
         }
     }

@@ -175,7 +175,7 @@ pub(crate) fn merging() -> bool {
     const PR_GET_MEMORY_MERGE: i32 = 68;
     static CALLS: AtomicU32 = AtomicU32::new(0);
     static MERGING: AtomicBool = AtomicBool::new(false);
-    if CALLS.fetch_add(1, Ordering::Relaxed) % 64 == 0 {
+    if CALLS.fetch_add(1, Ordering::Relaxed).is_multiple_of(64) {
         // SAFETY: a query that writes nothing; EINVAL (-1) on older kernels.
         MERGING.store(unsafe { libc::prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0) == 1 }, Ordering::Relaxed);
     }
