@@ -124,6 +124,15 @@ pub(crate) fn lock(addr: usize, len: usize) -> Result<(), OsError> {
     if r == 0 { Ok(()) } else { Err(OsError::last(Call::Mlock, addr, len)) }
 }
 
+/// Marks the range locked without populating it (`MLOCK_ONFAULT`, Linux 4.4): the limit is checked and charged, and
+/// pages that come are locked as they come. [`lock`] afterwards brings the rest.
+pub(crate) fn lock_on_fault(addr: usize, len: usize) -> Result<(), OsError> {
+    injected(Call::Mlock, addr, len)?;
+    // SAFETY: as for `lock`.
+    let r = unsafe { libc::syscall(libc::SYS_mlock2, addr, len, libc::MLOCK_ONFAULT) };
+    if r == 0 { Ok(()) } else { Err(OsError::last(Call::Mlock, addr, len)) }
+}
+
 /// Unlocks the range; its pages stay where they are.
 pub(crate) fn unlock(addr: usize, len: usize) -> Result<(), OsError> {
     injected(Call::Munlock, addr, len)?;

@@ -91,36 +91,44 @@ pub(crate) fn may_run(number: u64) -> bool {
         || RUNNING.iter().all(|s| s.load(Ordering::Relaxed) != 0)
 }
 
-struct Share {
+/// A range that several threads populate, a piece at a time: who comes late does less.
+struct Work {
     addr: usize,
     len: usize,
+    next: AtomicUsize,
     errno: AtomicI32,
 }
 
-extern "C" fn populate_share(arg: *mut c_void) -> *mut c_void {
-    // SAFETY: `populate_parallel` passes a Share that outlives the join of this thread.
-    let s = unsafe { &*arg.cast::<Share>() };
-    if let Err(e) = mem::populate(s.addr, s.len) {
-        s.errno.store(e.errno, Ordering::Relaxed);
+/// Bytes a thread takes at a time: a multiple of the huge page, so that none is split between two.
+const PIECE: usize = 2 * super::HUGE;
+
+impl Work {
+    fn run(&self) {
+        loop {
+            let at = self.next.fetch_add(PIECE, Ordering::Relaxed);
+            if at >= self.len || self.errno.load(Ordering::Relaxed) != 0 {
+                return;
+            }
+            if let Err(e) = mem::populate(self.addr + at, PIECE.min(self.len - at)) {
+                self.errno.store(e.errno, Ordering::Relaxed);
+            }
+        }
     }
+}
+
+extern "C" fn populate_some(arg: *mut c_void) -> *mut c_void {
+    // SAFETY: `populate_parallel` passes a Work that outlives the join of this thread.
+    unsafe { &*arg.cast::<Work>() }.run();
     ptr::null_mut()
 }
 
 /// Populates `[addr, addr + len)` by `threads` threads at once (the caller is one of them, at most 64).
 ///
-/// Cuts lie on multiples of 2 MiB, so that no huge page is split between two. All signals are blocked in the
-/// helpers. A helper that cannot be started is replaced by the caller. An error means that some page is missing;
-/// nothing is locked either way. Allocates nothing from the Rust heap.
+/// All signals are blocked in the helpers. Where one cannot be started the others do its work. An error means that
+/// some page is missing. Allocates nothing from the Rust heap.
 pub(crate) fn populate_parallel(addr: usize, len: usize, threads: usize) -> Result<(), OsError> {
-    const MAX: usize = 64;
-    let threads = threads.clamp(1, MAX);
-    let part = (len / threads).next_multiple_of(super::HUGE);
-    let shares: [Share; MAX] = core::array::from_fn(|i| {
-        let from = (addr + part * i).min(addr + len);
-        let to = (from + part).min(addr + len);
-        Share { addr: from, len: to - from, errno: AtomicI32::new(0) }
-    });
-    let mut ids: [Option<libc::pthread_t>; MAX] = [None; MAX];
+    let work = Work { addr, len, next: AtomicUsize::new(0), errno: AtomicI32::new(0) };
+    let mut ids: [Option<libc::pthread_t>; 63] = [None; 63];
     // SAFETY: sigset_t is plain data that sigfillset and pthread_sigmask fill; the old mask is restored below.
     let old = unsafe {
         let mut all = MaybeUninit::<libc::sigset_t>::zeroed().assume_init();
@@ -129,30 +137,26 @@ pub(crate) fn populate_parallel(addr: usize, len: usize, threads: usize) -> Resu
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
         old
     };
-    for i in 1..threads {
-        if shares[i].len == 0 || injected(Call::PthreadCreate, 0, 0).is_err() {
+    for slot in ids.iter_mut().take(threads.saturating_sub(1)) {
+        if injected(Call::PthreadCreate, 0, 0).is_err() {
             continue;
         }
         let mut id: libc::pthread_t = 0;
-        let arg = (&raw const shares[i]).cast_mut().cast::<c_void>();
-        // SAFETY: the share outlives the thread, which is joined before this function returns.
-        if unsafe { libc::pthread_create(&mut id, ptr::null(), populate_share, arg) } == 0 {
-            ids[i] = Some(id);
+        let arg = (&raw const work).cast_mut().cast::<c_void>();
+        // SAFETY: `work` outlives the thread, which is joined before this function returns.
+        if unsafe { libc::pthread_create(&mut id, ptr::null(), populate_some, arg) } == 0 {
+            *slot = Some(id);
         }
     }
     // SAFETY: `old` was filled by the call above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &old, ptr::null_mut()) };
-    for i in 0..threads {
-        if ids[i].is_none() && shares[i].len != 0 {
-            populate_share((&raw const shares[i]).cast_mut().cast());
-        }
-    }
+    work.run();
     for id in ids.iter().flatten() {
         // SAFETY: a joinable thread that was created above and is joined once.
         unsafe { libc::pthread_join(*id, ptr::null_mut()) };
     }
-    match shares.iter().find(|s| s.errno.load(Ordering::Relaxed) != 0) {
-        None => Ok(()),
-        Some(s) => Err(OsError::new(Call::Madvise, s.errno.load(Ordering::Relaxed), s.addr, s.len)),
+    match work.errno.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        e => Err(OsError::new(Call::Madvise, e, addr, len)),
     }
 }

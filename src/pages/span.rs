@@ -8,7 +8,7 @@
 
 use super::spec::{ForkPolicy, HugePages, Part, Place, SpanSpec};
 use super::{PagesError, account};
-use crate::os::limits::{self, Limits, Thp};
+use crate::os::limits::{self, Thp};
 use crate::os::topology::NodeSet;
 use crate::os::{HUGE, OsError, fork, mem, numa, page_size, thread};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -167,8 +167,10 @@ fn place_part(at: usize, len: usize, node: u8) -> Result<(), OsError> {
 
 /// Locks `[at, at + len)`; resident when it returns. Counts nothing and undoes nothing.
 pub(super) fn lock(spec: &SpanSpec, at: usize, len: usize) -> Result<(), OsError> {
-    if spec.threads > 1 && len >= PARALLEL_FROM && Limits::read().headroom().is_none_or(|h| h >= len as u64) {
-        // If a page could not be had, mlock says so.
+    // Several threads populate what is marked locked already: so the limit has its say before the work, and the last
+    // pass need not move every page to the unevictable list (that alone took a quarter of the time). If a page could
+    // not be had, that pass says so.
+    if spec.threads > 1 && len >= PARALLEL_FROM && mem::lock_on_fault(at, len).is_ok() {
         let _ = thread::populate_parallel(at, len, spec.threads as usize);
     }
     let r = mem::lock(at, len);
