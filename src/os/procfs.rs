@@ -24,7 +24,7 @@ pub fn vm_locked() -> Option<u64> {
 }
 
 /// What `/proc/PID/smaps` says about a range; see [`smaps_range`]. All but `vmas` in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct RangeFacts {
     /// Bytes of the range that are mapped, accessible or not.
