@@ -119,3 +119,31 @@ fn a_move_keeps_an_alignment_that_came_with_a_resize() {
         unsafe { alloc.deallocate(q, Layout::from_size_align(200_000, ALIGN).unwrap()) };
     }
 }
+
+/// A block that passed from one allocator to another within one pool was charged twice for a moment, and refused
+/// though there was room.
+#[test]
+fn a_pool_has_room_for_the_difference() {
+    let pool = AllocatorBuilder::new().pool_size(1000).fallback(Fallback::Null).into_handle().unwrap();
+    let other =
+        AllocatorBuilder::new().pool_size(1).fallback(Fallback::Allocator(pool)).into_handle().unwrap();
+    let p = routines::alloc(800, other).unwrap();
+    let used = |p| PinnedAlloc::from_handle(pool).unwrap().info(NonNull::new(p).unwrap()).unwrap().pool_used;
+    let to = |p, size, h| {
+        // SAFETY: a live block; the result replaces it, an error leaves it.
+        unsafe { routines::realloc(p, size, h, other) }
+    };
+    assert_eq!(used(p), 800);
+    assert_eq!(to(p, 1001, pool), Err(Error::Pool { pool_size: 1000, used: 800, asked: 201 }));
+    let p = to(p, 1000, pool).unwrap();
+    assert_eq!(used(p), 1000);
+    let p = to(p, 700, other).unwrap();
+    assert_eq!(used(p), 700);
+    let q = routines::alloc(300, pool).unwrap();
+    assert_eq!(used(q), 1000);
+    free(p);
+    assert_eq!(used(q), 300);
+    free(q);
+    routines::destroy_allocator(other);
+    routines::destroy_allocator(pool);
+}

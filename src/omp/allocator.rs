@@ -145,7 +145,7 @@ impl Allocator {
     /// # Errors
     /// The last allocator of the chain could not serve, and its fallback is `null_fb`.
     pub(crate) fn allocate(&'static self, size: usize, align: usize, zero: bool) -> Result<Grant, Error> {
-        self.chain(size, |server| self.serve(server, size, align, zero, true))
+        self.chain(size, |server| self.serve(server, size, align, zero, None).map(|(g, _)| g))
     }
 
     /// Walks the fallback chain: this allocator, then whom its fallback names, each once. `attempt` is made for
@@ -201,15 +201,18 @@ impl Allocator {
     }
 
     /// One attempt: a block that was asked of `self`, from `server`'s pool and in `server`'s kind of memory.
-    /// `charge` is false where the caller has charged the pool already.
+    ///
+    /// `given_up` is a pool and bytes charged to it that the caller gives up for the new block. If it is the same
+    /// pool, the charge passes over to the block as far as it goes, and how far that was comes back as well: so a
+    /// pool has to have room for the difference only.
     pub(crate) fn serve(
         &'static self,
         server: &'static Allocator,
         size: usize,
         align: usize,
         zero: bool,
-        charge: bool,
-    ) -> Result<Grant, Error> {
+        given_up: Option<(&'static Pool, usize)>,
+    ) -> Result<(Grant, usize), Error> {
         if size > isize::MAX as usize {
             return Err(Error::Size);
         }
@@ -223,8 +226,10 @@ impl Allocator {
         let hopeless = core.traits.pinned
             && !matches!(core.traits.fallback, Fallback::Null | Fallback::Abort)
             && heap.skip(size);
-        if charge {
-            pool.charge(size).map_err(|(pool_size, used)| Error::Pool { pool_size, used, asked: size })?;
+        let kept = given_up.filter(|g| ptr::eq(g.0, pool)).map_or(0, |g| g.1.min(size));
+        let asked = size - kept;
+        if asked != 0 {
+            pool.charge(asked).map_err(|(pool_size, used)| Error::Pool { pool_size, used, asked })?;
         }
         let reserve = core.reserve(size);
         let got = if hopeless {
@@ -237,10 +242,13 @@ impl Allocator {
                 heap.alloc(&Request { size, align, zero, reserve, parts }).map_err(Error::from)
             })
         };
-        if got.is_err() && charge {
-            pool.uncharge(size);
+        match got {
+            Ok(g) => Ok((g, kept)),
+            Err(e) => {
+                pool.uncharge(asked);
+                Err(e)
+            }
         }
-        got
     }
 
     /// Runs `with` with the parts that a partitioner gives for `size` bytes; with none where there is none.

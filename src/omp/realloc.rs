@@ -222,11 +222,12 @@ unsafe fn elsewhere(
     server: &'static Allocator,
     r: &Resize,
 ) -> Result<Grant, Error> {
-    let g = target.serve(server, r.size, r.align, false, true)?;
+    let old = block.requested();
+    let (g, kept) = target.serve(server, r.size, r.align, false, Some((pool_of(block.heap()), old)))?;
     // SAFETY: both blocks are live, apart, and have that many bytes; the old one is the caller's to free.
     unsafe {
-        ptr::copy_nonoverlapping(addr.as_ptr(), g.ptr.as_ptr(), block.requested().min(r.size));
-        release(block);
+        ptr::copy_nonoverlapping(addr.as_ptr(), g.ptr.as_ptr(), old.min(r.size));
+        give_up(block, old - kept);
     }
     Ok(g)
 }
@@ -236,9 +237,18 @@ unsafe fn elsewhere(
 /// # Safety
 /// The caller owns the block, and nobody uses it after this.
 pub(crate) unsafe fn release(block: Block) {
+    // SAFETY: the caller's promise.
+    unsafe { give_up(block, block.requested()) };
+}
+
+/// As [`release`]; only `charge` bytes of its charge go with it.
+///
+/// # Safety
+/// As [`release`].
+unsafe fn give_up(block: Block, charge: usize) {
     let heap = block.heap();
     // The charge goes first: a pool may be another's once its last block is gone.
-    pool_of(heap).uncharge(block.requested());
+    pool_of(heap).uncharge(charge);
     // SAFETY: the caller's promise.
     unsafe { block.free() };
     table::after_free(heap);
