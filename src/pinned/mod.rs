@@ -1,5 +1,6 @@
 //! The Rust face: [`PinnedAlloc`] with `realloc` at its centre, `Allocator` for collections, and a global allocator.
 
+#[cfg(any(feature = "allocator-api2", feature = "allocator-api2-04", feature = "nightly"))]
 mod allocator_api;
 mod builder;
 mod global;
