@@ -299,7 +299,8 @@ pub fn hugetlb_pools() -> HugetlbPools {
 }
 
 /// [`hugetlb_pools`] of another directory.
-fn hugetlb_pools_in(root: &CStr) -> HugetlbPools {
+#[doc(hidden)]
+pub fn hugetlb_pools_in(root: &CStr) -> HugetlbPools {
     let mut found = HugetlbPools::default();
     // All sizes are powers of two; trying those from 8 KiB to 1 TiB needs no listing, which
     // would need a heap.
@@ -358,7 +359,8 @@ pub fn cgroup_memory() -> Option<CgroupMemory> {
 }
 
 /// [`cgroup_memory`] from other files.
-fn cgroup_memory_from(cgroup: &CStr, mountinfo: &CStr) -> Option<CgroupMemory> {
+#[doc(hidden)]
+pub fn cgroup_memory_from(cgroup: &CStr, mountinfo: &CStr) -> Option<CgroupMemory> {
     // The process's cgroup inside the hierarchy: the memory controller of version 1 if there is
     // one (a hybrid set-up lists version 2 as well, without controllers), else version 2.
     let mut own = StackPath::<1024>::new();
