@@ -383,10 +383,17 @@ impl Heap {
 
     /// Opens the next step of a slab in state Opening, which this thread owns, and lists it.
     fn open_more(&self, slab: &mut Slab) -> Result<(), PagesError> {
-        let step = slab.next_step(self.lock().classes[slab.class].opened);
+        let mut step = slab.next_step(self.lock().classes[slab.class].opened);
         let at = slab.base + slab.opened;
         // SAFETY: the chunk of a slab lives as long as the slab; its span is not changed by opening pieces.
-        let opened = unsafe { &(*slab.chunk).span }.open_piece(at, step);
+        let span = unsafe { &(*slab.chunk).span };
+        let mut opened = span.open_piece(at, step);
+        // What is left of a limit may hold one more block, if not a whole step.
+        let least = slab.next_step(0);
+        if least < step && opened.is_err_and(|e| e.is_shortage()) {
+            step = least;
+            opened = span.open_piece(at, step);
+        }
         let mut g = self.lock();
         match opened {
             Ok(()) => {

@@ -92,6 +92,13 @@ impl PagesError {
         {
             return Cause::MapCount { max };
         }
+        // Of a range that is mapped, `mlock` says ENOMEM for these two and EAGAIN where there is no memory
+        // (`man 2 mlock`): another thread has given back, since, what stood in the way.
+        if let (Call::Mlock, libc::ENOMEM, Some(limit), false) =
+            (os.call, os.errno, l.memlock_soft, l.has_ipc_lock)
+        {
+            return Cause::LockLimit { limit, locked: l.vm_locked };
+        }
         Cause::Memory { cgroup_limit: limits::cgroup_memory().and_then(|c| c.limit) }
     }
 
