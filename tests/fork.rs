@@ -205,7 +205,7 @@ fn forks_among_busy_threads_never_hang() {
                             // SAFETY: live, of this allocator and layout, not used again.
                             unsafe { a.deallocate(p.cast(), layout(size)) };
                         }
-                        if x % 64 == 0 {
+                        if x.is_multiple_of(64) {
                             drop(PinnedAlloc::new());
                             trim(0);
                         }
