@@ -119,9 +119,12 @@ struct Slot {
     procs: Option<(Lifetime, ComputeProc, Option<ReleaseProc>)>,
 }
 
+/// The owner of a partition that any allocator may use again.
+const OWNED_BY_ALL: usize = usize::MAX;
+
 struct Kept {
-    of: usize, // the partitioner's number, 0: empty
-    owner: u32,
+    of: usize,    // the partitioner's number, 0: empty
+    owner: usize, // an allocator's handle, or OWNED_BY_ALL
     size: usize,
     partition: MemPartition,
 }
@@ -217,8 +220,9 @@ impl MemPartitioner {
     ) -> Result<R, Error> {
         let (i, g) = self.slot().ok_or(Error::Partition)?;
         let owner_of = |l: Lifetime| match l {
-            Lifetime::Static => u32::MAX,
-            Lifetime::Allocator | Lifetime::Dynamic => allocator.index(),
+            Lifetime::Static => OWNED_BY_ALL,
+            // The handle, not the slot: the next allocator of the slot is another one.
+            Lifetime::Allocator | Lifetime::Dynamic => allocator.handle().raw(),
         };
         let (lifetime, compute, release) = {
             let s = STATE.lock();
