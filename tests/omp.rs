@@ -98,7 +98,13 @@ fn forged_handles_are_answered() {
     // Addresses that are no blocks.
     let p = alloc(1000, H::DEFAULT_MEM).unwrap();
     let mut local = 0u8;
-    for q in [p.wrapping_add(1), p.wrapping_add(512), &raw mut local, 1 as *mut u8, usize::MAX as *mut u8] {
+    for q in [
+        p.wrapping_add(1),
+        p.wrapping_add(512),
+        &raw mut local,
+        ptr::without_provenance_mut(1),
+        ptr::without_provenance_mut(usize::MAX),
+    ] {
         // SAFETY: an address where no block begins is answered, and nothing is done.
         assert_eq!(unsafe { free(q, H::NULL) }, Err(Error::NotABlock { addr: q.addr() }));
     }
@@ -480,7 +486,9 @@ fn omp_allocator_from_the_environment() {
         return;
     }
     let run = |v: &str| {
-        let out = spawn_with(NAME, Situation::default(), |c| drop(c.env("OMP_ALLOCATOR", v)));
+        let out = spawn_with(NAME, Situation::default(), |c| {
+            c.env("OMP_ALLOCATOR", v);
+        });
         assert!(out.status.success());
         (String::from_utf8_lossy(&out.stdout).into_owned(), String::from_utf8_lossy(&out.stderr).into_owned())
     };
