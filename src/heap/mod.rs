@@ -517,9 +517,11 @@ impl Heap {
             let _ = map::set(slab.base, bytes, (&raw mut *slab).cast());
             let mut g = self.lock();
             slab.fresh = slab.total; // never zero any more
-            if slab.state != State::Stale {
+            if slab.epoch == g.epoch {
                 g.idle += opened;
                 Self::list(&mut g, slab);
+            } else {
+                slab.state = State::Stale;
             }
             return;
         }

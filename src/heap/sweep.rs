@@ -37,7 +37,7 @@ impl Heap {
             let s = unsafe { &mut *slab };
             let (opened, before) = (s.opened, g.slab_opened);
             g.idle -= opened;
-            Self::unlist(&mut g, s, State::Full);
+            Self::unlist(&mut g, s, State::Closing);
             drop(g);
             self.drop_slab(s);
             if self.lock().slab_opened >= before {
@@ -62,7 +62,7 @@ impl Heap {
     }
 
     /// The first one to lock this heap in the child of a fork sets it right: what was locked is not any more,
-    /// and slabs whose opener does not exist here are nobody's.
+    /// and slabs that a thread was opening or giving back, which does not exist here, are nobody's.
     #[cold]
     pub(super) fn after_fork(&self, g: &mut Inner) {
         let spec = self.spec();
@@ -72,7 +72,7 @@ impl Heap {
             c.head = ptr::null_mut();
             c.opened = 0;
         }
-        (g.slab_opened, g.idle, g.large_locked, g.slack) = (0, 0, 0, 0);
+        (g.slab_opened, g.idle, g.large_locked, g.slack, g.busy) = (0, 0, 0, 0, 0);
         let mut chunk = g.chunks;
         // SAFETY: chunks and slabs of this heap are whole, under the lock; a record outlives DONTFORK, which
         // concerns the user's pages.
@@ -83,6 +83,9 @@ impl Heap {
                     let Some(s) = slab.as_mut() else { continue };
                     s.prev = ptr::null_mut();
                     s.next = ptr::null_mut();
+                    if s.state == State::Closing {
+                        continue; // out of the page map, its pages gone or about to be
+                    }
                     s.state = State::Stale;
                     if usable {
                         s.state = State::Full;
