@@ -19,7 +19,7 @@ mod slab;
 mod sweep;
 
 pub(crate) use block::{Block, Growth, find};
-pub(crate) use sweep::{lock_all, reclaim_idle, unlock_all};
+pub(crate) use sweep::{claim_all, lock_all, reclaim_idle, unlock_all};
 
 use crate::os::lock::{Guard, Lock};
 use crate::os::{fork, page_size};

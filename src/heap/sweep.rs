@@ -162,6 +162,36 @@ pub(crate) fn lock_all() {
     meta::raw_lock();
 }
 
+/// For the `child` fork handler: takes the addresses of memory that this process was not given
+/// ([`ForkPolicy::DontFork`]), so that nothing else comes to lie where a pointer of its parent's leads.
+///
+/// # Safety
+/// Between [`lock_all`] by the thread this child was forked from and [`unlock_all`].
+pub(crate) unsafe fn claim_all() {
+    each(|h| {
+        if h.spec().fork != ForkPolicy::DontFork {
+            return;
+        }
+        // SAFETY: the lock is held, as the caller promises, and this process has one thread. Records in the lists are
+        // whole; one whose span a thread was changing says so.
+        unsafe {
+            let g = h.inner.raw_data();
+            let mut chunk = g.chunks;
+            while let Some(c) = chunk.as_ref() {
+                c.span.claim();
+                chunk = c.next;
+            }
+            let mut large = g.larges;
+            while let Some(l) = large.as_ref() {
+                if !l.busy.load(Ordering::Relaxed) {
+                    l.span.claim();
+                }
+                large = l.next;
+            }
+        }
+    });
+}
+
 /// Releases what [`lock_all`] took.
 ///
 /// # Safety
