@@ -245,12 +245,13 @@ impl Heap {
         g.requested -= size;
         match s.state {
             State::Full => Self::list(&mut g, s),
-            State::Listed | State::Opening | State::Stale => {}
+            State::Listed | State::Opening | State::Closing | State::Stale => {}
         }
         if s.used != 0 || s.state == State::Opening {
             return;
         }
         if s.state == State::Stale {
+            s.state = State::Closing;
             g.busy += 1;
             drop(g);
             self.drop_slab(s);
@@ -263,7 +264,7 @@ impl Heap {
             return;
         }
         g.idle -= s.opened;
-        Self::unlist(&mut g, s, State::Full);
+        Self::unlist(&mut g, s, State::Closing);
         g.busy += 1;
         drop(g);
         self.drop_slab(s);

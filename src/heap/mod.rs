@@ -19,7 +19,7 @@ mod slab;
 mod sweep;
 
 pub(crate) use block::{Block, Growth, find};
-pub(crate) use sweep::{lock_all, reclaim_idle, unlock_all};
+pub(crate) use sweep::{claim_all, lock_all, reclaim_idle, unlock_all};
 
 use crate::os::lock::{Guard, Lock};
 use crate::os::{fork, page_size};
@@ -517,9 +517,11 @@ impl Heap {
             let _ = map::set(slab.base, bytes, (&raw mut *slab).cast());
             let mut g = self.lock();
             slab.fresh = slab.total; // never zero any more
-            if slab.state != State::Stale {
+            if slab.epoch == g.epoch {
                 g.idle += opened;
                 Self::list(&mut g, slab);
+            } else {
+                slab.state = State::Stale;
             }
             return;
         }

@@ -63,6 +63,8 @@ pub(super) enum State {
     Full,
     /// A thread is opening more of it, outside the lock.
     Opening,
+    /// It has no block left, and a thread is giving it back, outside the lock.
+    Closing,
     /// Its lock was lost in a fork (or its pages were): blocks can be freed, none is handed out.
     Stale,
 }

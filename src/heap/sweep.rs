@@ -37,7 +37,7 @@ impl Heap {
             let s = unsafe { &mut *slab };
             let (opened, before) = (s.opened, g.slab_opened);
             g.idle -= opened;
-            Self::unlist(&mut g, s, State::Full);
+            Self::unlist(&mut g, s, State::Closing);
             drop(g);
             self.drop_slab(s);
             if self.lock().slab_opened >= before {
@@ -62,7 +62,7 @@ impl Heap {
     }
 
     /// The first one to lock this heap in the child of a fork sets it right: what was locked is not any more,
-    /// and slabs whose opener does not exist here are nobody's.
+    /// and slabs that a thread was opening or giving back, which does not exist here, are nobody's.
     #[cold]
     pub(super) fn after_fork(&self, g: &mut Inner) {
         let spec = self.spec();
@@ -72,7 +72,7 @@ impl Heap {
             c.head = ptr::null_mut();
             c.opened = 0;
         }
-        (g.slab_opened, g.idle, g.large_locked, g.slack) = (0, 0, 0, 0);
+        (g.slab_opened, g.idle, g.large_locked, g.slack, g.busy) = (0, 0, 0, 0, 0);
         let mut chunk = g.chunks;
         // SAFETY: chunks and slabs of this heap are whole, under the lock; a record outlives DONTFORK, which
         // concerns the user's pages.
@@ -83,6 +83,9 @@ impl Heap {
                     let Some(s) = slab.as_mut() else { continue };
                     s.prev = ptr::null_mut();
                     s.next = ptr::null_mut();
+                    if s.state == State::Closing {
+                        continue; // out of the page map, its pages gone or about to be
+                    }
                     s.state = State::Stale;
                     if usable {
                         s.state = State::Full;
@@ -157,6 +160,36 @@ pub(crate) fn lock_all() {
     each(|h| h.inner.raw_lock());
     cache::raw_lock();
     meta::raw_lock();
+}
+
+/// For the `child` fork handler: takes the addresses of memory that this process was not given
+/// ([`ForkPolicy::DontFork`]), so that nothing else comes to lie where a pointer of its parent's leads.
+///
+/// # Safety
+/// Between [`lock_all`] by the thread this child was forked from and [`unlock_all`].
+pub(crate) unsafe fn claim_all() {
+    each(|h| {
+        if h.spec().fork != ForkPolicy::DontFork {
+            return;
+        }
+        // SAFETY: the lock is held, as the caller promises, and this process has one thread. Records in the lists are
+        // whole; one whose span a thread was changing says so.
+        unsafe {
+            let g = h.inner.raw_data();
+            let mut chunk = g.chunks;
+            while let Some(c) = chunk.as_ref() {
+                c.span.claim();
+                chunk = c.next;
+            }
+            let mut large = g.larges;
+            while let Some(l) = large.as_ref() {
+                if !l.busy.load(Ordering::Relaxed) {
+                    l.span.claim();
+                }
+                large = l.next;
+            }
+        }
+    });
 }
 
 /// Releases what [`lock_all`] took.

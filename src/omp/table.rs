@@ -435,6 +435,8 @@ extern "C" fn after_fork_child() {
     fork::next_epoch();
     crate::pages::account::after_fork();
     numa::after_fork();
+    // SAFETY: `before_fork` took the locks on the thread that this child was forked from.
+    unsafe { crate::heap::claim_all() };
     release();
 }
 

@@ -36,6 +36,16 @@ impl<T> Lock<T> {
         unsafe { libc::pthread_mutex_lock(self.raw.get()) };
     }
 
+    /// The data, for the fork handlers.
+    ///
+    /// # Safety
+    /// As [`raw_unlock`](Self::raw_unlock), and no other thread or guard uses the data meanwhile.
+    #[allow(clippy::mut_from_ref)] // As a guard gives it; the contract stands for the guard.
+    pub(crate) unsafe fn raw_data(&self) -> &mut T {
+        // SAFETY: held by this thread, as the caller promises.
+        unsafe { &mut *self.data.get() }
+    }
+
     /// Unlocks what [`raw_lock`](Self::raw_lock) locked.
     ///
     /// # Safety

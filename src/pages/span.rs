@@ -362,6 +362,14 @@ impl Span {
         self.spec.fork == ForkPolicy::DontFork && self.epoch != fork::epoch()
     }
 
+    /// In a child that was not given the span: takes its addresses, without access. Where that fails, another fork
+    /// handler has them.
+    pub(crate) fn claim(&self) {
+        if self.foreign() {
+            let _ = mem::reserve_at(self.base, self.reserved);
+        }
+    }
+
     /// The first usable byte.
     pub(crate) fn start(&self) -> usize {
         self.start

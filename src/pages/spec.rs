@@ -15,7 +15,7 @@ pub enum ForkPolicy {
     #[default]
     Keep,
     /// The child has no such memory (`MADV_DONTFORK`): touching it there is a fault, freeing it does nothing.
-    /// The parent's frames stay where they are.
+    /// Its addresses stay unused there. The parent's frames stay where they are.
     DontFork,
     /// The child finds zeros (`MADV_WIPEONFORK`). The parent's frames stay where they are.
     WipeOnFork,

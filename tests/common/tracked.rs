@@ -80,6 +80,9 @@ pub(crate) unsafe fn check(p: *const u8, size: usize, seed: u8) {
 }
 
 /// A live block of `alloc` that is checked at each step: contents, address, alignment, figures, `VmLck`.
+///
+/// A clone stands for the same block: it is for the child of a fork, which has its own.
+#[derive(Clone)]
 pub(crate) struct Tracked {
     pub(crate) alloc: PinnedAlloc,
     pub(crate) ptr: NonNull<u8>,
