@@ -79,6 +79,12 @@ pub use pinned::{
 /// bytes given back.
 ///
 /// After `trim(0)` with no live block, nothing of this crate is locked.
+///
+/// ```
+/// let given_back = pinned_alloc::trim(0);
+/// assert_eq!(pinned_alloc::process_stats().cached, 0);
+/// # let _ = given_back;
+/// ```
 pub fn trim(target: usize) -> usize {
     let spans = pages::cache::trim(target);
     if target == 0 { spans + heap::reclaim_idle() } else { spans }
@@ -88,6 +94,10 @@ pub fn trim(target: usize) -> usize {
 ///
 /// Kept blocks stay locked and count against `RLIMIT_MEMLOCK`; they are given back before any allocation fails for
 /// want of it.
+///
+/// ```
+/// pinned_alloc::set_cache_limit(0); // freed large blocks go back at once
+/// ```
 pub fn set_cache_limit(bytes: usize) {
     pages::cache::set_limit(bytes);
 }

@@ -4,6 +4,29 @@
 //! memory space (here: which NUMA node) each part is to come from. Every part then gets a memory policy of its
 //! own. When the callback runs is the partitioner's lifetime: for every allocation, once an allocator and size,
 //! or once a size and space.
+//!
+//! ```
+//! use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
+//! use pinned_alloc::{AllocatorBuilder, MemSpace, traits::Partition};
+//! use std::alloc::Layout;
+//!
+//! /// All of it on the last node of the space.
+//! fn last(_space: MemSpace, size: usize, _arg: usize, parts: &mut MemPartition) {
+//!     if parts.init(1, 0).is_ok() {
+//!         let _ = parts.set_part(0, parts.resources() - 1, size);
+//!     }
+//! }
+//!
+//! let partitioner = MemPartitioner::new(Lifetime::Allocator, last, None)?;
+//! let alloc = AllocatorBuilder::new().partition(Partition::Partitioner(partitioner)).build()?;
+//! let layout = Layout::new::<[u8; 100_000]>();
+//! let block = alloc.allocate(layout)?;
+//! // SAFETY: the block came from this allocator with this layout, and is not used again.
+//! unsafe { alloc.deallocate(block.cast(), layout) };
+//! drop(alloc);
+//! partitioner.destroy();
+//! # Ok::<(), pinned_alloc::Error>(())
+//! ```
 
 use super::error::Error;
 use super::space::MemSpace;

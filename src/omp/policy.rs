@@ -7,6 +7,21 @@ use crate::pages::{ForkPolicy, HugePages};
 /// OpenMP's `omp_realloc` ends the lifetime of the old block and starts that of a new one, so a move breaks no
 /// promise of `pinned`; a program that has given the address away (to a device, to a ring of an asynchronous
 /// interface, to another thread) needs `Fixed`.
+///
+/// ```
+/// use pinned_alloc::{AllocatorBuilder, ReallocPolicy, Reserve};
+/// use std::alloc::Layout;
+///
+/// let alloc = AllocatorBuilder::new().reserve(Reserve::Times(16)).build()?;
+/// let layout = Layout::new::<[u8; 10_000]>();
+/// let block = alloc.allocate(layout)?;
+/// // SAFETY: a live block of this allocator and layout.
+/// let grown = unsafe { alloc.realloc(block.cast(), layout, 160_000, ReallocPolicy::Fixed)? };
+/// assert_eq!(grown.cast::<u8>(), block.cast::<u8>(), "inside its reservation it never moves");
+/// // SAFETY: as above, of the layout it has now; not used again.
+/// unsafe { alloc.deallocate(grown.cast(), Layout::new::<[u8; 160_000]>()) };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ReallocPolicy {
     /// Grow in place where that is possible, else move: page tables move, bytes do not. The default.

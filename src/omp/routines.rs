@@ -4,6 +4,21 @@
 //! specification answers with a null pointer without calling it a failure (size 0); an `Err` stands for the null
 //! pointer after the allocator's fallback has had its turn. They may be called from any thread, from thread-local
 //! destructors and before `main`; after `fork`, see [`ForkPolicy`](crate::ForkPolicy).
+//!
+//! ```
+//! use pinned_alloc::{AllocatorHandle, Error, MemSpace, routines, traits::{key, value}};
+//!
+//! let traits = [(key::POOL_SIZE, 4096), (key::ALIGNMENT, 64), (key::FALLBACK, value::NULL_FB)];
+//! let h = routines::init_allocator(MemSpace::Default, traits)?;
+//! let p = routines::alloc(4096, h)?;
+//! assert_eq!(p.addr() % 64, 0);
+//! // The pool is exact, and its fallback is null.
+//! assert!(matches!(routines::alloc(1, h), Err(Error::Pool { pool_size: 4096, used: 4096, asked: 1 })));
+//! routines::destroy_allocator(h); // the block lives on
+//! // SAFETY: a live block, freed once; any handle will do.
+//! unsafe { routines::free(p, AllocatorHandle::NULL)? };
+//! # Ok::<(), Error>(())
+//! ```
 
 use super::error::Error;
 use super::handle::AllocatorHandle;

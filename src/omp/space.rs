@@ -10,6 +10,15 @@
 //! | high_bw | those with the highest read bandwidth |
 //! | low_lat | those with the lowest read latency |
 //! | large_cap | those with the most memory |
+//!
+//! ```
+//! use pinned_alloc::{MemSpace, PinnedAlloc};
+//!
+//! println!("high bandwidth: nodes {}", MemSpace::HighBw.nodes());
+//! let fast = PinnedAlloc::builder().mem_space(MemSpace::HighBw).build()?;
+//! assert_eq!(fast.mem_space(), MemSpace::HighBw);
+//! # Ok::<(), pinned_alloc::Error>(())
+//! ```
 
 use crate::os::numa;
 use crate::os::topology::NodeSet;

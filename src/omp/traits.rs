@@ -12,6 +12,18 @@
 //! Keys and values are those of the 6.0 specification (sections 8.2 and 20.8) where the shipping
 //! headers agree with it. Where they do not (`omp_atv_all` is 7 in 5.x and 19 in 6.0, where 7 is
 //! `device`) both numbers are accepted: on a host allocator they mean the same set of threads.
+//!
+//! ```
+//! use pinned_alloc::traits::{Fallback, Traits, key, value};
+//! use pinned_alloc::{AllocatorBuilder, MemSpace, TraitError};
+//!
+//! let t = Traits::from_raw([(key::PINNED, value::TRUE), (key::POOL_SIZE, 1 << 20)])?;
+//! assert!(t.pinned && t.fallback == Fallback::DefaultMem);
+//! assert_eq!(Traits::from_raw([(key::ALIGNMENT, 3)]), Err(TraitError::Value { key: key::ALIGNMENT, value: 3 }));
+//! let alloc = AllocatorBuilder::from_traits(MemSpace::Default, t).build();
+//! # assert!(alloc.is_ok());
+//! # Ok::<(), TraitError>(())
+//! ```
 
 use super::error::TraitError;
 use super::handle::AllocatorHandle;

@@ -62,7 +62,7 @@ pub(super) fn info(ptr: NonNull<u8>) -> Option<BlockInfo> {
     })
 }
 
-/// Figures of one allocator: the blocks that were asked of it, whoever served them. Bytes unless said otherwise.
+/// Figures of one allocator, by [`PinnedAlloc::stats`](crate::PinnedAlloc::stats): the blocks that were asked of it, whoever served them. Bytes unless said otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -137,6 +137,12 @@ pub struct ProcessStats {
 }
 
 /// Figures of the process.
+///
+/// ```
+/// let s = pinned_alloc::process_stats();
+/// println!("{} bytes locked, {} of them waiting for reuse", s.locked, s.cached);
+/// assert!(s.locked <= s.locked_peak);
+/// ```
 #[must_use]
 pub fn process_stats() -> ProcessStats {
     let mut s = ProcessStats {
