@@ -208,3 +208,80 @@ fn population_by_several_threads_locks_the_same() {
         assert_eq!(procfs::vm_locked(), Some(0));
     });
 }
+
+#[test]
+fn blocks_of_their_own_pages_lock_exactly_those() {
+    alone("blocks_of_their_own_pages_lock_exactly_those", || {
+        set_cache_limit(0);
+        let a = PinnedAlloc::new().unwrap();
+        for pages in [5, 6, 7, 13, 16, 33, 511, 512, 513, 1025] {
+            for size in [pages * PAGE - 1, pages * PAGE, (pages - 1) * PAGE + 1] {
+                for align in [1, 16, 256, 4096, 64 << 10, 2 * MIB] {
+                    match a.allocate(layout(size, align)) {
+                        Ok(b) => {
+                            let p = b.cast::<u8>();
+                            assert!((p.as_ptr() as usize).is_multiple_of(align));
+                            assert_eq!(procfs::vm_locked(), Some((pages * PAGE) as u64), "{size}/{align}");
+                            assert_eq!(process_stats().locked, pages * PAGE);
+                            assert_eq!(process_stats().mapped, pages * PAGE);
+                            is_locked(p, size);
+                            // SAFETY: live, of this layout, not used again.
+                            unsafe { a.deallocate(p, layout(size, align)) };
+                        }
+                        Err(e) => assert!(e.is_lock_limit() && !fits(pages * PAGE), "{size}/{align}: {e}"),
+                    }
+                    assert_eq!((procfs::vm_locked(), process_stats().mapped), (Some(0), 0));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn blocks_of_all_kinds_at_once_are_apart_and_add_up() {
+    alone("blocks_of_all_kinds_at_once_are_apart_and_add_up", || {
+        set_cache_limit(0);
+        let a = PinnedAlloc::new().unwrap();
+        let mut all = Vec::new();
+        let (mut x, mut requested, mut refused) = (1usize, 0, 0);
+        for i in 0..3000 {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let size = 1 + (x >> 33) % [64, 500, 5000, 40_000][i % 4];
+            let align = [1, 8, 64, 512, 4096, 64 << 10][(x >> 20) % 6];
+            match a.allocate(layout(size, align)) {
+                Ok(b) => {
+                    all.push((b.cast::<u8>(), layout(size, align)));
+                    requested += size;
+                }
+                Err(e) => {
+                    assert!(e.is_lock_limit(), "{e}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused == 0 || !fits(16 * MIB));
+        all.sort_by_key(|b| b.0);
+        for w in all.windows(2) {
+            let end = w[0].0.as_ptr() as usize + a.usable_size(w[0].0);
+            assert!(end <= w[1].0.as_ptr() as usize, "usable bytes of one block end before the next begins");
+        }
+        let s = a.stats();
+        assert_eq!((s.live_blocks, s.requested, s.requested_peak), (all.len(), requested, requested));
+        let locked = procfs::vm_locked().unwrap() as usize;
+        assert_eq!((process_stats().locked, s.locked), (locked, locked));
+        assert!(process_stats().locked_peak >= locked && locked >= requested);
+        for &(p, l) in &all {
+            assert!(a.is_pinned(p) && a.usable_size(p) >= l.size());
+            assert!((p.as_ptr() as usize).is_multiple_of(l.align()));
+        }
+        for (p, l) in all {
+            // SAFETY: live, of this layout, not used again.
+            unsafe { a.deallocate(p, l) };
+        }
+        let (s, peak) = (a.stats(), process_stats().locked_peak);
+        assert_eq!((s.live_blocks, s.requested, s.requested_peak), (0, 0, requested), "the peak stays");
+        trim(0);
+        assert_eq!((procfs::vm_locked(), process_stats().mapped), (Some(0), 0));
+        assert_eq!(process_stats().locked_peak, peak);
+    });
+}
