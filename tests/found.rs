@@ -2,9 +2,12 @@
 
 mod common;
 
-use common::{Situation, alone_in, room};
+use common::{Situation, alone, alone_in, room};
+use pinned_alloc::os::{Call, fault, procfs};
 use pinned_alloc::traits::{Access, Fallback};
-use pinned_alloc::{AllocatorBuilder, AllocatorHandle, Error, PinnedAlloc, ReallocPolicy, routines};
+use pinned_alloc::{
+    AllocatorBuilder, AllocatorHandle, Error, PinnedAlloc, ReallocPolicy, process_stats, routines, trim,
+};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -146,4 +149,38 @@ fn a_pool_has_room_for_the_difference() {
     free(q);
     routines::destroy_allocator(other);
     routines::destroy_allocator(pool);
+}
+
+/// Where the kernel refused to take memory back, a closed slab kept its contents, and the next one in its place
+/// handed them out as zero.
+#[test]
+fn what_could_not_be_given_back_is_not_taken_for_zero() {
+    alone("what_could_not_be_given_back_is_not_taken_for_zero", || {
+        for pinned in [false, true] {
+            let h = AllocatorBuilder::new().pinned(pinned).into_handle().unwrap();
+            // One that stays keeps the address space of all of them.
+            let stays = routines::alloc(4096, h).unwrap();
+            let blocks: Vec<_> = (0..255).map(|_| routines::alloc(4096, h).unwrap()).collect();
+            for &p in &blocks {
+                // SAFETY: a live block of that size.
+                unsafe { p.write_bytes(0xff, 4096) };
+            }
+            fault::arm(Call::Madvise, 1, 1000, libc::EINVAL);
+            blocks.into_iter().for_each(free);
+            trim(0);
+            fault::disarm();
+            let blocks: Vec<_> = (0..255).map(|_| routines::calloc(1, 4096, h).unwrap()).collect();
+            for &p in &blocks {
+                // SAFETY: a live block of that size, all of which has been written.
+                assert!(unsafe { std::slice::from_raw_parts(p, 4096) }.iter().all(|&b| b == 0));
+            }
+            blocks.into_iter().for_each(free);
+            free(stays);
+            routines::destroy_allocator(h);
+            trim(0);
+            let s = process_stats();
+            assert_eq!((s.mapped, s.locked, s.live_blocks), (0, 0, 0));
+            assert_eq!(procfs::vm_locked(), Some(0));
+        }
+    });
 }

@@ -84,16 +84,17 @@ pub(crate) fn open(addr: usize, len: usize) -> Result<(), OsError> {
 /// Turns an open (or, if `locked`, locked) part of a reservation back into reserved address space: memory and
 /// lock are gone, advice and memory policy stay.
 ///
-/// An error means that the lock could not be taken off (too many mappings, or no memory to split one): the range
-/// is then still open and counted as locked, but its pages may be gone.
+/// An error means that the lock could not be taken off (too many mappings, or no memory to split one), or that the
+/// memory could not be given back: the range is then still open, but its pages or its lock may be gone, and the caller
+/// locks it again if that is to hold. After `Ok` it is zero when it is opened again.
 pub(crate) fn close(addr: usize, len: usize, locked: bool) -> Result<(), OsError> {
     if locked && unlock(addr, len).is_err() {
         // Unlocking may split a mapping, which takes memory: in a full memory cgroup it failed until the pages
         // had been given back.
-        drop_pages(addr, len);
+        let _ = drop_pages(addr, len);
         unlock(addr, len)?;
     }
-    drop_pages(addr, len);
+    drop_pages(addr, len)?;
     // Where access cannot be taken the range is empty and unlocked all the same, and opening it again works.
     let _ = shut(addr, len);
     Ok(())
@@ -106,12 +107,10 @@ fn shut(addr: usize, len: usize) -> Result<(), OsError> {
         .map_err(|e| err(Call::Mprotect, e, addr, len))
 }
 
-/// Gives the memory of the range back and keeps its mapping. Best effort: it only makes room.
-pub(crate) fn drop_pages(addr: usize, len: usize) {
-    if advise(addr, len, MADV_DONTNEED_LOCKED).is_err() {
-        // Before 5.18, or unlocked memory under a kernel that refuses; harmless where it fails (EINVAL).
-        let _ = advise(addr, len, libc::MADV_DONTNEED);
-    }
+/// Gives the memory of the range back and keeps its mapping. After an error some of it may be there still.
+pub(crate) fn drop_pages(addr: usize, len: usize) -> Result<(), OsError> {
+    // Before 5.18 there is no such advice, and EINVAL; the other one is refused for locked memory.
+    advise(addr, len, MADV_DONTNEED_LOCKED).or_else(|_| advise(addr, len, libc::MADV_DONTNEED))
 }
 
 /// Locks the range: every page is resident when this returns `Ok`.

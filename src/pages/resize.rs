@@ -117,6 +117,7 @@ impl Span {
             account::sub_mapped(self.opened - opened);
             self.opened = opened;
         }
+        let before = self.start + self.opened;
         if at < before {
             let _ = mem::open(at, before - at);
         }
@@ -137,7 +138,7 @@ impl Span {
         }
         let ready = if self.spec.place.by_size() {
             // The part that was populated by the growth is placed anew below, so it has to go first.
-            mem::drop_pages(end, tail);
+            let _ = mem::drop_pages(end, tail);
             super::span::place(&self.spec, end, tail, parts)
         } else {
             Ok(())
@@ -145,7 +146,7 @@ impl Span {
         let ready = ready
             .and_then(|()| if self.spec.pinned { super::span::lock(&self.spec, end, tail) } else { Ok(()) });
         if let Err(e) = ready {
-            mem::drop_pages(end, tail);
+            let _ = mem::drop_pages(end, tail);
             super::span::discard(end, tail);
             return Err(NoGrowth::Failed(PagesError::diagnose(tail, e)));
         }

@@ -446,7 +446,7 @@ impl Span {
 }
 
 /// Closes a part of a span, the first `locked` bytes of which are locked. False if the kernel would not take the lock
-/// off: the part is then open and locked as before, with nothing in it.
+/// off or the memory back: the part is then open and locked as before, and what is in it is not known.
 pub(super) fn give_back(at: usize, len: usize, locked: usize) -> bool {
     match mem::close(at, len, locked != 0) {
         Ok(()) => true,
@@ -462,7 +462,7 @@ pub(super) fn give_back(at: usize, len: usize, locked: usize) -> bool {
 /// later try, so that nothing is lost.
 pub(super) fn discard(base: usize, len: usize) {
     if mem::unmap(base, len).is_err() {
-        mem::drop_pages(base, len);
+        let _ = mem::drop_pages(base, len);
         let _ = mem::unlock(base, len);
         super::cache::strand(base, len);
     }
