@@ -7,7 +7,7 @@
 mod common;
 
 use common::tracked::{MIB, PAGE, Tracked, Wall, agree, layout, vm_flags};
-use common::{Situation, alone, alone_in, room};
+use common::{Situation, alone, alone_in, room, spare_address_space};
 use pinned_alloc::{
     AllocatorBuilder, AllocatorHandle, Error, ForkPolicy, HugePages, PinnedAlloc, ReallocPolicy, Reserve,
     process_stats, routines, set_cache_limit, traits::Fallback, trim,
@@ -362,16 +362,6 @@ fn doubling_to_256_mib() {
         b.free();
         nothing_left();
     });
-}
-
-/// Lowers `RLIMIT_AS` to what is in use and `spare` bytes.
-fn spare_address_space(spare: u64) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let kib = status.lines().find_map(|l| l.strip_prefix("VmSize:")).unwrap();
-    let used = kib.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
-    let l = libc::rlimit { rlim_cur: used + spare, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: a plain call on a local.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &l) }, 0);
 }
 
 #[test]

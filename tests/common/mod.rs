@@ -23,14 +23,12 @@ pub(crate) struct Situation {
     pub(crate) unprivileged: bool,
     /// `RLIMIT_MEMLOCK`, soft and hard, in bytes; with `unprivileged` or the limit means nothing.
     pub(crate) memlock: Option<u64>,
-    /// `RLIMIT_AS`, in bytes.
-    pub(crate) address_space: Option<u64>,
 }
 
 impl Situation {
     /// Without capabilities and with that lock limit, in bytes.
     pub(crate) fn limited(memlock: u64) -> Self {
-        Self { unprivileged: true, memlock: Some(memlock), address_space: None }
+        Self { unprivileged: true, memlock: Some(memlock) }
     }
 }
 
@@ -82,9 +80,6 @@ pub(crate) fn spawn_with(name: &str, s: Situation, more: impl FnOnce(&mut Comman
     // SAFETY: between fork and exec only system calls are made.
     unsafe {
         c.pre_exec(move || {
-            if let Some(n) = s.address_space {
-                limit(libc::RLIMIT_AS, n)?;
-            }
             if let Some(n) = s.memlock {
                 limit(libc::RLIMIT_MEMLOCK, n)?;
             }
@@ -155,4 +150,14 @@ fn drop_capabilities() -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Lowers `RLIMIT_AS` to what is in use and `spare` bytes.
+pub(crate) fn spare_address_space(spare: u64) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let kib = status.lines().find_map(|l| l.strip_prefix("VmSize:")).unwrap();
+    let used = kib.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
+    let l = libc::rlimit { rlim_cur: used + spare, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a plain call on a local.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &l) }, 0);
 }
