@@ -184,3 +184,41 @@ fn what_could_not_be_given_back_is_not_taken_for_zero() {
         }
     });
 }
+
+/// A shrink that the kernel refused left the record of an unpinned block behind its size; growth to something in between
+/// ended in an overflow, and a move would have carried the rest over the new part.
+#[test]
+fn a_block_grows_again_after_a_refused_shrink() {
+    alone("a_block_grows_again_after_a_refused_shrink", || {
+        for pinned in [false, true] {
+            let h = AllocatorBuilder::new().pinned(pinned).into_handle().unwrap();
+            let resize = |p, size| {
+                // SAFETY: a live block, which the result stands for.
+                unsafe { routines::realloc(p, size, h, AllocatorHandle::NULL) }.unwrap()
+            };
+            let p = routines::alloc(40_000, h).unwrap();
+            // SAFETY: a live block of that size.
+            unsafe { p.write_bytes(7, 40_000) };
+            // Two segments at least, and address space behind them.
+            let p = resize(resize(p, 400_000), 900_000);
+            fault::arm(Call::Madvise, 1, 1000, libc::ENOMEM);
+            let p = resize(p, 30_000);
+            fault::disarm();
+            let mut p = p;
+            for size in [35_000, 100_000, 1_000_000, 30_000] {
+                p = resize(p, size);
+                // SAFETY: a live block of that size.
+                unsafe {
+                    assert!(std::slice::from_raw_parts(p, 30_000).iter().all(|&b| b == 7), "{size}");
+                    p.add(30_000).write_bytes(1, size - 30_000);
+                }
+                assert_eq!(procfs::vm_locked().unwrap(), process_stats().locked as u64);
+            }
+            free(p);
+            routines::destroy_allocator(h);
+            trim(0);
+            let s = process_stats();
+            assert_eq!((s.mapped, s.locked, s.live_blocks), (0, 0, 0));
+        }
+    });
+}

@@ -31,9 +31,22 @@ pub(crate) enum NoGrowth {
 }
 
 impl Span {
-    /// Bytes that a move must carry: everything that may hold data or a lock.
+    /// Bytes that a move must carry: everything that may hold data or a lock, also what a shrink had to leave.
     fn live(&self) -> usize {
-        if self.spec.pinned { self.locked } else { self.len }
+        self.segments[..self.segment_count].iter().sum()
+    }
+
+    /// Takes note that nothing beyond `live` bytes is to be carried any more.
+    pub(super) fn cut_segments(&mut self, live: usize) {
+        let mut left = live;
+        for (i, s) in self.segments[..self.segment_count].iter_mut().enumerate() {
+            *s = (*s).min(left);
+            left -= *s;
+            if left == 0 {
+                self.segment_count = i + 1;
+                break;
+            }
+        }
     }
 
     /// Grows to `new` bytes without moving. `ahead` further bytes are locked with it where that is possible.
@@ -46,7 +59,8 @@ impl Span {
         if !self.is_current() {
             return Err(NoGrowth::NoRoom);
         }
-        if self.spec.pinned && new <= self.locked {
+        // Locked ahead, or left by a shrink that the kernel refused.
+        if new <= if self.spec.pinned { self.locked } else { self.live() } {
             self.len = new;
             return Ok(());
         }
@@ -197,15 +211,7 @@ impl Span {
             account::sub_locked(self.locked_now().saturating_sub(new));
             self.locked = self.locked.min(new);
         }
-        let mut left = new;
-        for (i, s) in self.segments[..self.segment_count].iter_mut().enumerate() {
-            *s = (*s).min(left);
-            left -= *s;
-            if left == 0 {
-                self.segment_count = i + 1;
-                break;
-            }
-        }
+        self.cut_segments(new);
     }
 
     fn foreign_or_same(&self, new: usize) -> bool {

@@ -428,6 +428,7 @@ impl Span {
                 return Err(PagesError::diagnose(self.len, e));
             }
             self.locked = self.len;
+            self.cut_segments(self.len);
             account::add_locked(self.len);
         }
         self.epoch = fork::epoch();
