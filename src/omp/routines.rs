@@ -187,7 +187,7 @@ pub unsafe fn realloc_with(
     let user = if handle == AllocatorHandle::NULL { None } else { Some(enter(handle)?) };
     let target = user.as_ref().map_or(origin, |u| u.0);
     if user.is_none() {
-        target.enter_again();
+        target.enter_by_block();
     }
     let policy = policy.unwrap_or(target.core().policy.realloc);
     let align = target.core().traits.alignment.get().max(16);

@@ -270,6 +270,16 @@ impl Allocator {
         }
     }
 
+    /// One user more, who has nothing but a live block of it: it may be dead, and another thread may be about to take
+    /// its empty heaps away, for it or for the slot's former owner. That happens under the lock of the lists.
+    pub(crate) fn enter_by_block(&self) {
+        if self.is_predefined() || self.enter((self.state.load(Ordering::Relaxed) >> 32) as u32) {
+            return;
+        }
+        let _g = LISTS.lock();
+        self.state.fetch_add(1, Ordering::Acquire);
+    }
+
     /// One user less.
     pub(crate) fn exit(&self) {
         if self.is_predefined() {
