@@ -377,7 +377,8 @@ impl World {
         let before = self.info(ptr);
         // SAFETY: a live block; what comes back stands for it.
         let r = unsafe { routines::realloc_with(ptr, size, handle, AllocatorHandle::NULL, policy) };
-        let expected = self.predict(target, |s| if same && s == home { grows } else { size });
+        // Within one pool the charge passes over to the new block, whoever it is asked of.
+        let expected = self.predict(target, |s| if s == home { grows } else { size });
         let now = match r {
             Err(e) => {
                 let after = self.info(ptr);
