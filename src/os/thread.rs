@@ -6,7 +6,7 @@ use core::cell::Cell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// How many threads may be told apart as "still running" at once; further ones count as running for ever.
 const TRACKED: usize = 4096;
@@ -91,43 +91,57 @@ pub(crate) fn may_run(number: u64) -> bool {
         || RUNNING.iter().all(|s| s.load(Ordering::Relaxed) != 0)
 }
 
-/// A range that several threads populate, a piece at a time: who comes late does less.
+/// A range whose end several threads populate, a piece at a time, while one locks it from its beginning:
+///
+/// ```text
+///   addr                                                          addr + len
+///   | locked by the caller ----->            <----- | piece | piece | piece |
+/// ```
+///
+/// `mlock` walks over what is there already in a tenth of the time that it takes to make a page, so the caller's one
+/// call is also the check that every page is there and locked, and nothing has to be done again after the others.
 struct Work {
     addr: usize,
     len: usize,
-    next: AtomicUsize,
-    errno: AtomicI32,
+    /// Bytes at the end that are taken.
+    taken: AtomicUsize,
+    done: AtomicBool,
 }
 
-/// Bytes a thread takes at a time: a multiple of the huge page, so that none is split between two.
-const PIECE: usize = 2 * super::HUGE;
+/// Bytes a helper takes at a time: the huge page, so that none is split between two.
+const PIECE: usize = super::HUGE;
 
 impl Work {
-    fn run(&self) {
-        loop {
-            let at = self.next.fetch_add(PIECE, Ordering::Relaxed);
-            if at >= self.len || self.errno.load(Ordering::Relaxed) != 0 {
+    fn help(&self) {
+        while !self.done.load(Ordering::Acquire) {
+            let from_end = self.taken.fetch_add(PIECE, Ordering::Relaxed);
+            if from_end >= self.len {
                 return;
             }
-            if let Err(e) = mem::populate(self.addr + at, PIECE.min(self.len - at)) {
-                self.errno.store(e.errno, Ordering::Relaxed);
+            // Pieces are cut at multiples of the huge page in the address space.
+            let end = self.addr + self.len - from_end;
+            let end = if from_end == 0 { end } else { end.next_multiple_of(PIECE).min(self.addr + self.len) };
+            let start = (end - 1 - (end - 1) % PIECE).max(self.addr);
+            // What cannot be had here, the caller's mlock reports.
+            if mem::populate(start, end - start).is_err() {
+                return;
             }
         }
     }
 }
 
 extern "C" fn populate_some(arg: *mut c_void) -> *mut c_void {
-    // SAFETY: `populate_parallel` passes a Work that outlives the join of this thread.
-    unsafe { &*arg.cast::<Work>() }.run();
+    // SAFETY: `lock_parallel` passes a Work that outlives the join of this thread.
+    unsafe { &*arg.cast::<Work>() }.help();
     ptr::null_mut()
 }
 
-/// Populates `[addr, addr + len)` by `threads` threads at once (the caller is one of them, at most 64).
+/// As [`mem::lock`], by `threads` threads at once (the caller is one of them, at most 64).
 ///
-/// All signals are blocked in the helpers. Where one cannot be started the others do its work. An error means that
-/// some page is missing. Allocates nothing from the Rust heap.
-pub(crate) fn populate_parallel(addr: usize, len: usize, threads: usize) -> Result<(), OsError> {
-    let work = Work { addr, len, next: AtomicUsize::new(0), errno: AtomicI32::new(0) };
+/// All signals are blocked in the helpers. Where one cannot be started the others do its work. Allocates nothing from
+/// the Rust heap.
+pub(crate) fn lock_parallel(addr: usize, len: usize, threads: usize) -> Result<(), OsError> {
+    let work = Work { addr, len, taken: AtomicUsize::new(0), done: AtomicBool::new(false) };
     let mut ids: [Option<libc::pthread_t>; 63] = [None; 63];
     // SAFETY: sigset_t is plain data that sigfillset and pthread_sigmask fill; the old mask is restored below.
     let old = unsafe {
@@ -150,13 +164,11 @@ pub(crate) fn populate_parallel(addr: usize, len: usize, threads: usize) -> Resu
     }
     // SAFETY: `old` was filled by the call above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &old, ptr::null_mut()) };
-    work.run();
+    let r = mem::lock(addr, len);
+    work.done.store(true, Ordering::Release);
     for id in ids.iter().flatten() {
         // SAFETY: a joinable thread that was created above and is joined once.
         unsafe { libc::pthread_join(*id, ptr::null_mut()) };
     }
-    match work.errno.load(Ordering::Relaxed) {
-        0 => Ok(()),
-        e => Err(OsError::new(Call::Madvise, e, addr, len)),
-    }
+    r
 }
