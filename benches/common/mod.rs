@@ -30,7 +30,7 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(title: &str) -> Self {
-        let rounds = std::env::var("ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(11);
+        let rounds = std::env::var("ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(21);
         println!("\n{title} (medians of {rounds} ratios)");
         println!("{:<52} {:>8} {:>10} {:>12} {:>12}", "", "ratio", "floor", "ours", "peer");
         Table { rounds, missed: 0 }

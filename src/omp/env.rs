@@ -39,6 +39,15 @@ const MAX_LEN: usize = 4096;
 const EXCERPT: usize = 40;
 
 /// What `OMP_ALLOCATOR` asks for (environment variable `OMP_ALLOCATOR` of OpenMP 5.0, extended in 5.1).
+///
+/// ```
+/// use pinned_alloc::omp::env::{EnvAllocator, parse};
+///
+/// let Ok(EnvAllocator::Create { traits, .. }) = parse(b"omp_default_mem_space:pinned=true,alignment=64") else {
+///     panic!()
+/// };
+/// assert!(traits.pinned);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EnvAllocator {
     /// A predefined allocator: the whole syntax of 5.0.
@@ -79,12 +88,22 @@ impl EnvError {
 
     /// Byte offset of the offending word or sign in the text; the length of the text if something is missing at
     /// its end.
+    ///
+    /// ```
+    /// let e = pinned_alloc::omp::env::parse(b"omp_no_such_alloc").unwrap_err();
+    /// assert_eq!(e.offset(), 0);
+    /// ```
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// The word or sign found there, cut after 40 bytes; empty at the end of the text.
+    ///
+    /// ```
+    /// let e = pinned_alloc::omp::env::parse(b" nonsense ").unwrap_err();
+    /// assert_eq!(e.found(), b"nonsense");
+    /// ```
     #[must_use]
     pub fn found(&self) -> &[u8] {
         self.excerpt.get(..self.len).unwrap_or(&self.excerpt)
@@ -482,6 +501,15 @@ impl Iterator for Pairs<'_> {
 /// [`EnvError`] at the first byte that does not fit: an unknown word, a value its trait cannot have or
 /// [`Traits::from_raw`] refuses, something missing (also after a `:` or `,` at the end), something after the end,
 /// `allocator_fb` without `fb_data`, anything that needs a memory partitioner, a text above 4096 bytes.
+///
+/// ```
+/// use pinned_alloc::AllocatorHandle;
+/// use pinned_alloc::omp::env::{EnvAllocator, parse};
+///
+/// assert_eq!(parse(b"omp_high_bw_mem_alloc"), Ok(EnvAllocator::Predefined(AllocatorHandle::HIGH_BW_MEM)));
+/// assert!(parse(b"omp_large_cap_mem_space : pool_size = 1000 , fallback = null_fb").is_ok());
+/// assert!(parse(b"omp_large_cap_mem_space:").is_err());
+/// ```
 pub fn parse(text: &[u8]) -> Result<EnvAllocator, EnvError> {
     if let Some(rest @ [_, ..]) = text.get(MAX_LEN..) {
         return Err(EnvError::new(Token { offset: MAX_LEN, text: rest }, Expected::Shorter));

@@ -5,6 +5,14 @@ use crate::pages::{Cure, PagesError};
 use core::fmt;
 
 /// A trait that cannot be met; `omp_init_allocator` answers it with `omp_null_allocator`.
+///
+/// ```
+/// use pinned_alloc::{TraitError, Traits, traits::key};
+///
+/// let e = Traits::from_raw([(key::ALIGNMENT, 3)]).unwrap_err();
+/// assert_eq!(e, TraitError::Value { key: key::ALIGNMENT, value: 3 });
+/// assert_eq!(e.to_string(), "the allocator trait 2 cannot be 3");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TraitError {
@@ -44,6 +52,18 @@ impl core::error::Error for TraitError {}
 /// Why an allocator could not be made, or could not serve.
 ///
 /// Nothing has changed when one is returned: no block, charge or lock was gained or lost.
+///
+/// ```
+/// use pinned_alloc::{Error, PinnedAlloc};
+/// use std::alloc::Layout;
+///
+/// let alloc = PinnedAlloc::builder().pool_size(1000).build()?;
+/// match alloc.allocate(Layout::new::<[u8; 2000]>()) {
+///     Err(e @ Error::Pool { pool_size: 1000, used: 0, asked: 2000 }) => println!("{e}"),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -96,6 +116,20 @@ pub enum Error {
 
 impl Error {
     /// What the user can do about a shortage, for a shell, a systemd unit and a container.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedAlloc;
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// let layout = Layout::new::<[u8; 4096]>();
+    /// match alloc.allocate(layout) {
+    ///     // SAFETY: the block came from this allocator with this layout, and is not used again.
+    ///     Ok(block) => unsafe { alloc.deallocate(block.cast(), layout) },
+    ///     Err(e) => println!("{e}\n{}", e.cure().unwrap()),
+    /// }
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn cure(&self) -> Option<Cure> {
         match self {
@@ -105,6 +139,20 @@ impl Error {
     }
 
     /// The errno of the system call that failed, if one did.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedAlloc;
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// let layout = Layout::new::<[u8; 4096]>();
+    /// match alloc.allocate(layout) {
+    ///     // SAFETY: the block came from this allocator with this layout, and is not used again.
+    ///     Ok(block) => unsafe { alloc.deallocate(block.cast(), layout) },
+    ///     Err(e) => println!("errno {:?}", e.raw_os_error()),
+    /// }
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
@@ -114,6 +162,20 @@ impl Error {
     }
 
     /// Whether the lock limit (or the lack of the right to lock) stood in the way.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedAlloc;
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// let layout = Layout::new::<[u8; 4096]>();
+    /// match alloc.allocate(layout) {
+    ///     // SAFETY: the block came from this allocator with this layout, and is not used again.
+    ///     Ok(block) => unsafe { alloc.deallocate(block.cast(), layout) },
+    ///     Err(e) => assert!(e.is_lock_limit(), "{e}"),
+    /// }
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn is_lock_limit(&self) -> bool {
         matches!(self, Error::Pages(p) if p.is_lock_limit())

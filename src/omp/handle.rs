@@ -9,6 +9,15 @@
 //! handle of its successor (before four billion of them in one slot).
 
 /// `omp_allocator_handle_t`.
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, routines};
+///
+/// let p = routines::alloc(100, AllocatorHandle::DEFAULT_MEM)?;
+/// // SAFETY: a live block, freed once.
+/// unsafe { routines::free(p, AllocatorHandle::NULL)? };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct AllocatorHandle(usize);
@@ -40,12 +49,23 @@ impl AllocatorHandle {
     pub const GNU_PINNED_MEM: Self = Self(200);
 
     /// A handle from its number; any number may be one, and is checked where it is used.
+    ///
+    /// ```
+    /// use pinned_alloc::{AllocatorHandle, routines};
+    ///
+    /// assert_eq!(AllocatorHandle::from_raw(1), AllocatorHandle::DEFAULT_MEM);
+    /// assert!(routines::alloc(100, AllocatorHandle::from_raw(0xdead_beef)).is_err()); // checked, not trusted
+    /// ```
     #[must_use]
     pub const fn from_raw(raw: usize) -> Self {
         Self(raw)
     }
 
     /// The number.
+    ///
+    /// ```
+    /// assert_eq!(pinned_alloc::AllocatorHandle::GNU_PINNED_MEM.raw(), 200);
+    /// ```
     #[must_use]
     pub const fn raw(self) -> usize {
         self.0

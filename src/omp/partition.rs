@@ -39,6 +39,12 @@ use crate::pages::Part;
 pub const MAX_PARTS: usize = 256;
 
 /// How long a computed partition may be used again (`omp_mempartitioner_lifetime_t`).
+///
+/// ```
+/// use pinned_alloc::partition::Lifetime;
+///
+/// assert_eq!(Lifetime::Dynamic as i32, 3); // omp_dynamic_mempartition
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Lifetime {
     /// For every allocation of the same size in the same space (`omp_static_mempartition`).
@@ -54,12 +60,47 @@ pub enum Lifetime {
 ///
 /// It is called by allocating threads, possibly several at once, and must not allocate through the allocator it
 /// partitions for.
+///
+/// ```
+/// use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
+/// use pinned_alloc::MemSpace;
+///
+/// fn whole(_space: MemSpace, size: usize, arg: usize, parts: &mut MemPartition) {
+///     if parts.init(1, arg).is_ok() {
+///         let _ = parts.set_part(0, 0, size);
+///     }
+/// }
+///
+/// let partitioner = MemPartitioner::new(Lifetime::Dynamic, whole, None)?;
+/// partitioner.destroy();
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub type ComputeProc = fn(MemSpace, usize, usize, &mut MemPartition);
 
 /// Told that a partition is not needed any more; called at most once for each partition that was computed.
+///
+/// ```
+/// use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
+/// use pinned_alloc::MemSpace;
+///
+/// fn whole(_space: MemSpace, size: usize, arg: usize, parts: &mut MemPartition) {
+///     if parts.init(1, arg).is_ok() {
+///         let _ = parts.set_part(0, 0, size);
+///     }
+/// }
+/// fn done(parts: &mut MemPartition) {
+///     println!("done with the partition {}", parts.user_data());
+/// }
+///
+/// let partitioner = MemPartitioner::new(Lifetime::Dynamic, whole, Some(done))?;
+/// partitioner.destroy();
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub type ReleaseProc = fn(&mut MemPartition);
 
 /// A partition of one allocation (`omp_mempartition_t`), filled by a partitioner's callback.
+///
+/// See the example of [the module](self).
 #[derive(Debug)]
 pub struct MemPartition {
     space: MemSpace,
@@ -78,6 +119,31 @@ impl MemPartition {
     ///
     /// # Errors
     /// [`Error::Partition`] for none or more than [`MAX_PARTS`].
+    ///
+    /// ```
+    /// use pinned_alloc::MemSpace;
+    /// use pinned_alloc::partition::MemPartition;
+    ///
+    /// /// Two halves, on the first and the last node.
+    /// fn halves(_space: MemSpace, size: usize, _arg: usize, parts: &mut MemPartition) {
+    ///     let half = (size / 2).next_multiple_of(4096);
+    ///     if half < size && parts.init(2, 0).is_ok() {
+    ///         let _ = parts.set_part(0, 0, half);
+    ///         let _ = parts.set_part(1, parts.resources() - 1, size - half);
+    ///     } else if parts.init(1, 0).is_ok() {
+    ///         let _ = parts.set_part(0, 0, size);
+    ///     }
+    /// }
+    /// # use pinned_alloc::{AllocatorBuilder, partition::*, traits::Partition};
+    /// # let p = MemPartitioner::new(Lifetime::Dynamic, halves, None)?;
+    /// # let a = AllocatorBuilder::new().partition(Partition::Partitioner(p)).build()?;
+    /// # let layout = std::alloc::Layout::new::<[u8; 100_000]>();
+    /// # let block = a.allocate(layout)?;
+    /// # // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// # unsafe { a.deallocate(block.cast(), layout) };
+    /// # p.destroy();
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn init(&mut self, parts: usize, user_data: usize) -> Result<(), Error> {
         if parts == 0 || parts > MAX_PARTS {
             return Err(Error::Partition);
@@ -94,6 +160,31 @@ impl MemPartition {
     /// # Errors
     /// [`Error::Partition`] where the routine returns -1: no such part or resource, or a size that is not whole
     /// pages for any part but the last.
+    ///
+    /// ```
+    /// use pinned_alloc::MemSpace;
+    /// use pinned_alloc::partition::MemPartition;
+    ///
+    /// /// Two halves, on the first and the last node.
+    /// fn halves(_space: MemSpace, size: usize, _arg: usize, parts: &mut MemPartition) {
+    ///     let half = (size / 2).next_multiple_of(4096);
+    ///     if half < size && parts.init(2, 0).is_ok() {
+    ///         let _ = parts.set_part(0, 0, half);
+    ///         let _ = parts.set_part(1, parts.resources() - 1, size - half);
+    ///     } else if parts.init(1, 0).is_ok() {
+    ///         let _ = parts.set_part(0, 0, size);
+    ///     }
+    /// }
+    /// # use pinned_alloc::{AllocatorBuilder, partition::*, traits::Partition};
+    /// # let p = MemPartitioner::new(Lifetime::Dynamic, halves, None)?;
+    /// # let a = AllocatorBuilder::new().partition(Partition::Partitioner(p)).build()?;
+    /// # let layout = std::alloc::Layout::new::<[u8; 100_000]>();
+    /// # let block = a.allocate(layout)?;
+    /// # // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// # unsafe { a.deallocate(block.cast(), layout) };
+    /// # p.destroy();
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn set_part(&mut self, part: usize, resource: usize, size: usize) -> Result<(), Error> {
         let node = self.space.resource(resource).ok_or(Error::Partition)?;
         let last = part + 1 == self.count;
@@ -108,12 +199,30 @@ impl MemPartition {
     }
 
     /// The word given to [`init`](Self::init) (`omp_mempartition_get_user_data`).
+    ///
+    /// ```
+    /// use pinned_alloc::partition::MemPartition;
+    ///
+    /// fn release(parts: &mut MemPartition) {
+    ///     println!("the word of this partition was {}", parts.user_data());
+    /// }
+    /// # let _: pinned_alloc::partition::ReleaseProc = release;
+    /// ```
     #[must_use]
     pub fn user_data(&self) -> usize {
         self.user_data
     }
 
     /// The number of storage resources of the space.
+    ///
+    /// ```
+    /// use pinned_alloc::{MemSpace, partition::MemPartition};
+    ///
+    /// fn compute(space: MemSpace, _size: usize, _arg: usize, parts: &mut MemPartition) {
+    ///     assert_eq!(parts.resources(), space.num_resources());
+    /// }
+    /// # let _: pinned_alloc::partition::ComputeProc = compute;
+    /// ```
     #[must_use]
     pub fn resources(&self) -> usize {
         self.space.num_resources()
@@ -130,6 +239,8 @@ impl MemPartition {
 }
 
 /// A memory partitioner (`omp_mempartitioner_t`): a number that is checked where it is used.
+///
+/// See the example of [the module](self).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MemPartitioner(usize);
 
@@ -169,6 +280,21 @@ impl MemPartitioner {
     ///
     /// # Errors
     /// [`Error::TooMany`]: 64 exist.
+    ///
+    /// ```
+    /// use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
+    /// use pinned_alloc::MemSpace;
+    ///
+    /// fn whole(_space: MemSpace, size: usize, arg: usize, parts: &mut MemPartition) {
+    ///     if parts.init(1, arg).is_ok() {
+    ///         let _ = parts.set_part(0, 0, size);
+    ///     }
+    /// }
+    ///
+    /// let partitioner = MemPartitioner::new(Lifetime::Static, whole, None)?;
+    /// partitioner.destroy();
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn new(
         lifetime: Lifetime,
         compute: ComputeProc,
@@ -184,6 +310,22 @@ impl MemPartitioner {
 
     /// Destroys it (`omp_destroy_mempartitioner`); partitions kept for reuse are released. Allocators that use it
     /// cannot partition any more: their requests fail and fall back.
+    ///
+    /// ```
+    /// use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
+    /// use pinned_alloc::MemSpace;
+    ///
+    /// fn whole(_space: MemSpace, size: usize, arg: usize, parts: &mut MemPartition) {
+    ///     if parts.init(1, arg).is_ok() {
+    ///         let _ = parts.set_part(0, 0, size);
+    ///     }
+    /// }
+    ///
+    /// let partitioner = MemPartitioner::new(Lifetime::Static, whole, None)?;
+    /// partitioner.destroy();
+    /// assert!(MemPartitioner::from_raw(partitioner.raw()).is_none());
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn destroy(self) {
         let mut release = None;
         {
@@ -213,6 +355,12 @@ impl MemPartitioner {
     }
 
     /// From its number, if such a partitioner exists.
+    ///
+    /// ```
+    /// use pinned_alloc::partition::MemPartitioner;
+    ///
+    /// assert!(MemPartitioner::from_raw(0).is_none());
+    /// ```
     #[must_use]
     pub fn from_raw(raw: usize) -> Option<Self> {
         let p = Self(raw);
@@ -222,6 +370,22 @@ impl MemPartitioner {
     }
 
     /// Its number.
+    ///
+    /// ```
+    /// use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
+    /// use pinned_alloc::MemSpace;
+    ///
+    /// fn whole(_space: MemSpace, size: usize, arg: usize, parts: &mut MemPartition) {
+    ///     if parts.init(1, arg).is_ok() {
+    ///         let _ = parts.set_part(0, 0, size);
+    ///     }
+    /// }
+    ///
+    /// let partitioner = MemPartitioner::new(Lifetime::Static, whole, None)?;
+    /// assert_eq!(MemPartitioner::from_raw(partitioner.raw()), Some(partitioner));
+    /// partitioner.destroy();
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub const fn raw(self) -> usize {
         self.0

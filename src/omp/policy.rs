@@ -32,6 +32,14 @@ pub enum ReallocPolicy {
 }
 
 /// Address space kept behind a block, so that it can grow in place. Costs no memory and no lock limit.
+///
+/// ```
+/// use pinned_alloc::{PinnedAlloc, Reserve};
+///
+/// let alloc = PinnedAlloc::builder().reserve(Reserve::Times(8)).build()?;
+/// assert_eq!(alloc.policy().reserve, Some(Reserve::Times(8)));
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reserve {
     /// So many bytes in all.
@@ -52,6 +60,13 @@ impl Reserve {
 }
 
 /// What an allocator does beyond its OpenMP traits.
+///
+/// ```
+/// use pinned_alloc::{Policy, PinnedAlloc};
+///
+/// assert_eq!(*PinnedAlloc::new()?.policy(), Policy::default());
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {

@@ -34,6 +34,15 @@ use core::ptr::{self, NonNull};
 ///
 /// # Errors
 /// Where the specification answers with `omp_null_allocator`.
+///
+/// ```
+/// use pinned_alloc::{MemSpace, routines, traits::{key, value}};
+///
+/// let h = routines::init_allocator(MemSpace::Default, [(key::PINNED, value::TRUE)])?;
+/// routines::destroy_allocator(h);
+/// assert!(routines::init_allocator(MemSpace::Default, [(key::ALIGNMENT, 3)]).is_err());
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub fn init_allocator(
     space: MemSpace,
     traits: impl IntoIterator<Item = (i32, usize)>,
@@ -43,6 +52,18 @@ pub fn init_allocator(
 
 /// `omp_destroy_allocator`: the handle is dead afterwards; live blocks stay valid until they are freed. Predefined
 /// and unknown handles, and the null handle, are ignored.
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, MemSpace, routines};
+///
+/// let h = routines::init_allocator(MemSpace::Default, [])?;
+/// let p = routines::alloc(100, h)?;
+/// routines::destroy_allocator(h);
+/// assert!(routines::alloc(100, h).is_err());
+/// // SAFETY: still a live block, freed once.
+/// unsafe { routines::free(p, AllocatorHandle::NULL)? };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub fn destroy_allocator(handle: AllocatorHandle) {
     if let Ok(a) = table::enter(handle) {
         a.destroy();
@@ -51,11 +72,29 @@ pub fn destroy_allocator(handle: AllocatorHandle) {
 }
 
 /// `omp_set_default_allocator`, for the calling thread. The null handle stands for `omp_default_mem_alloc`.
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, routines};
+///
+/// routines::set_default_allocator(AllocatorHandle::LARGE_CAP_MEM);
+/// let p = routines::alloc(100, AllocatorHandle::NULL)?; // of large_cap
+/// // SAFETY: a live block, freed once.
+/// unsafe { routines::free(p, AllocatorHandle::NULL)? };
+/// # routines::set_default_allocator(AllocatorHandle::NULL);
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub fn set_default_allocator(handle: AllocatorHandle) {
     default::set(handle);
 }
 
 /// `omp_get_default_allocator`, of the calling thread. Never the null handle.
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, routines};
+///
+/// routines::set_default_allocator(AllocatorHandle::NULL);
+/// assert_eq!(routines::get_default_allocator(), AllocatorHandle::DEFAULT_MEM);
+/// ```
 #[must_use]
 pub fn get_default_allocator() -> AllocatorHandle {
     default::get()
@@ -91,6 +130,17 @@ fn request(align: usize, size: usize, handle: AllocatorHandle, zero: bool) -> Re
 ///
 /// # Errors
 /// After the fallback.
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, routines};
+///
+/// let p = routines::alloc(100, AllocatorHandle::DEFAULT_MEM)?;
+/// assert_eq!(p.addr() % 16, 0);
+/// // SAFETY: a live block, freed once.
+/// unsafe { routines::free(p, AllocatorHandle::NULL)? };
+/// assert!(routines::alloc(0, AllocatorHandle::DEFAULT_MEM)?.is_null());
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub fn alloc(size: usize, handle: AllocatorHandle) -> Result<*mut u8, Error> {
     request(1, size, handle, false)
 }
@@ -99,6 +149,16 @@ pub fn alloc(size: usize, handle: AllocatorHandle) -> Result<*mut u8, Error> {
 ///
 /// # Errors
 /// [`Error::Alignment`] for an alignment that is no power of two, or above 1 GiB; else after the fallback.
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, routines};
+///
+/// let p = routines::aligned_alloc(4096, 100, AllocatorHandle::DEFAULT_MEM)?;
+/// assert_eq!(p.addr() % 4096, 0);
+/// // SAFETY: a live block, freed once.
+/// unsafe { routines::free(p, AllocatorHandle::NULL)? };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub fn aligned_alloc(align: usize, size: usize, handle: AllocatorHandle) -> Result<*mut u8, Error> {
     request(align, size, handle, false)
 }
@@ -107,6 +167,18 @@ pub fn aligned_alloc(align: usize, size: usize, handle: AllocatorHandle) -> Resu
 ///
 /// # Errors
 /// A product that overflows is a failed allocation; else as [`alloc`].
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, routines};
+///
+/// let p = routines::calloc(10, 8, AllocatorHandle::DEFAULT_MEM)?;
+/// // SAFETY: 80 bytes that are live and ours.
+/// assert_eq!(unsafe { p.cast::<u64>().read() }, 0);
+/// // SAFETY: a live block, freed once.
+/// unsafe { routines::free(p, AllocatorHandle::NULL)? };
+/// assert!(routines::calloc(usize::MAX, 2, AllocatorHandle::DEFAULT_MEM).is_err());
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub fn calloc(count: usize, size: usize, handle: AllocatorHandle) -> Result<*mut u8, Error> {
     aligned_calloc(1, count, size, handle)
 }
@@ -115,6 +187,16 @@ pub fn calloc(count: usize, size: usize, handle: AllocatorHandle) -> Result<*mut
 ///
 /// # Errors
 /// As [`calloc`] and [`aligned_alloc`].
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, routines};
+///
+/// let p = routines::aligned_calloc(64, 10, 8, AllocatorHandle::DEFAULT_MEM)?;
+/// assert_eq!(p.addr() % 64, 0);
+/// // SAFETY: a live block, freed once.
+/// unsafe { routines::free(p, AllocatorHandle::NULL)? };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub fn aligned_calloc(
     align: usize,
     count: usize,
@@ -132,6 +214,17 @@ pub fn aligned_calloc(
 ///
 /// # Errors
 /// [`Error::NotABlock`] for an address where no live block of this crate begins; nothing is done then.
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, routines};
+///
+/// let p = routines::alloc(100, AllocatorHandle::DEFAULT_MEM)?;
+/// // SAFETY: a live block, freed once.
+/// unsafe { routines::free(p, AllocatorHandle::NULL)? };
+/// // SAFETY: null is ignored.
+/// unsafe { routines::free(std::ptr::null_mut(), AllocatorHandle::NULL)? };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub unsafe fn free(ptr: *mut u8, _handle: AllocatorHandle) -> Result<(), Error> {
     if ptr.is_null() {
         return Ok(());
@@ -151,6 +244,17 @@ pub unsafe fn free(ptr: *mut u8, _handle: AllocatorHandle) -> Result<(), Error> 
 ///
 /// # Errors
 /// [`Error::NotABlock`]; else after the fallback.
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, routines};
+///
+/// let p = routines::alloc(100, AllocatorHandle::DEFAULT_MEM)?;
+/// // SAFETY: a live block.
+/// let p = unsafe { routines::realloc(p, 10_000, AllocatorHandle::NULL, AllocatorHandle::NULL)? };
+/// // SAFETY: a live block, freed once.
+/// unsafe { routines::free(p, AllocatorHandle::NULL)? };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub unsafe fn realloc(
     ptr: *mut u8,
     size: usize,
@@ -168,6 +272,19 @@ pub unsafe fn realloc(
 ///
 /// # Errors
 /// As [`realloc`]; under `Fixed` also [`Error::NoRoom`], for which no fallback is asked.
+///
+/// ```
+/// use pinned_alloc::{AllocatorHandle, ReallocPolicy, routines};
+///
+/// const NULL: AllocatorHandle = AllocatorHandle::NULL;
+/// let p = routines::alloc(100, AllocatorHandle::DEFAULT_MEM)?;
+/// // SAFETY: a live block.
+/// let q = unsafe { routines::realloc_with(p, 50, NULL, NULL, Some(ReallocPolicy::Fixed))? };
+/// assert_eq!(p, q);
+/// // SAFETY: a live block, freed once.
+/// unsafe { routines::free(q, NULL)? };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 pub unsafe fn realloc_with(
     ptr: *mut u8,
     size: usize,

@@ -24,6 +24,14 @@ use crate::os::numa;
 use crate::os::topology::NodeSet;
 
 /// A memory space (`omp_memspace_handle_t`), OpenMP 6.0 section 8.1.
+///
+/// ```
+/// use pinned_alloc::MemSpace;
+///
+/// for space in [MemSpace::Default, MemSpace::HighBw, MemSpace::LowLat, MemSpace::LargeCap] {
+///     println!("{space:?}: nodes {}", space.nodes());
+/// }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum MemSpace {
@@ -46,6 +54,13 @@ pub enum MemSpace {
 
 impl MemSpace {
     /// From the numbers that libgomp's and LLVM's headers share: 1 to 4, and 0, 99 and -1 for the default space.
+    ///
+    /// ```
+    /// use pinned_alloc::MemSpace;
+    ///
+    /// assert_eq!(MemSpace::from_raw(3), Some(MemSpace::HighBw));
+    /// assert_eq!(MemSpace::from_raw(50), None);
+    /// ```
     #[must_use]
     pub fn from_raw(raw: usize) -> Option<Self> {
         Some(match raw {
@@ -60,6 +75,12 @@ impl MemSpace {
 
     /// The nodes this space prefers, on this machine and for this process; all of them where there is nothing to
     /// choose. Never empty.
+    ///
+    /// ```
+    /// use pinned_alloc::MemSpace;
+    ///
+    /// assert!(!MemSpace::LargeCap.nodes().is_empty());
+    /// ```
     #[must_use]
     pub fn nodes(self) -> NodeSet {
         let allowed = numa::allowed();
@@ -75,12 +96,24 @@ impl MemSpace {
     }
 
     /// The storage resources of the space in the order partitions number them (`omp_get_memspace_num_resources`).
+    ///
+    /// ```
+    /// use pinned_alloc::MemSpace;
+    ///
+    /// assert_eq!(MemSpace::Default.num_resources(), MemSpace::Default.nodes().len());
+    /// ```
     #[must_use]
     pub fn num_resources(self) -> usize {
         self.nodes().len()
     }
 
     /// The page size of the space in bytes (`omp_get_memspace_pagesize`).
+    ///
+    /// ```
+    /// use pinned_alloc::{MemSpace, os::page_size};
+    ///
+    /// assert_eq!(MemSpace::Default.page_size(), page_size());
+    /// ```
     #[must_use]
     pub fn page_size(self) -> usize {
         crate::os::page_size()

@@ -82,6 +82,12 @@ pub mod value {
 }
 
 /// `sync_hint`: how many threads ask the allocator at once (OpenMP 6.0, Table 8.2).
+///
+/// ```
+/// use pinned_alloc::traits::SyncHint;
+///
+/// assert_eq!(SyncHint::default(), SyncHint::Contended);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum SyncHint {
     /// Many threads at once. The default.
@@ -96,6 +102,12 @@ pub enum SyncHint {
 }
 
 /// `access`: which threads touch the memory (OpenMP 6.0, Table 8.2).
+///
+/// ```
+/// use pinned_alloc::traits::Access;
+///
+/// assert_eq!(Access::default(), Access::MemSpace);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Access {
     /// Tasks of all devices (6.0); every thread of the device (5.x, where it is the default).
@@ -114,6 +126,12 @@ pub enum Access {
 }
 
 /// `fallback`: what happens when the allocator cannot serve (OpenMP 6.0, Table 8.2).
+///
+/// ```
+/// use pinned_alloc::traits::Fallback;
+///
+/// assert_eq!(Fallback::default(), Fallback::DefaultMem);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Fallback {
     /// A second try in the default memory space with default traits: ordinary, unpinned memory. The default.
@@ -128,6 +146,12 @@ pub enum Fallback {
 }
 
 /// `partition`: how one allocation is spread over the nodes of its memory space (OpenMP 6.0, Table 8.2).
+///
+/// ```
+/// use pinned_alloc::traits::Partition;
+///
+/// assert_eq!(Partition::default(), Partition::Environment);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Partition {
     /// As the memory space has it. The default.
@@ -144,6 +168,12 @@ pub enum Partition {
 }
 
 /// `target_access` (6.0): kept and reported; a host allocator has one device, so both values hold.
+///
+/// ```
+/// use pinned_alloc::traits::TargetAccess;
+///
+/// assert_eq!(TargetAccess::default(), TargetAccess::Single);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum TargetAccess {
     /// Accesses of different devices are ordered by the program. The default.
@@ -154,6 +184,12 @@ pub enum TargetAccess {
 }
 
 /// `atomic_scope` (6.0): kept and reported; a host allocator has one device, so both values hold.
+///
+/// ```
+/// use pinned_alloc::traits::AtomicScope;
+///
+/// assert_eq!(AtomicScope::default(), AtomicScope::Device);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum AtomicScope {
     /// Atomics hold across all devices of the allocator.
@@ -167,6 +203,14 @@ pub enum AtomicScope {
 /// raw constructor both produce.
 ///
 /// Sizes and alignments are bytes.
+///
+/// ```
+/// use pinned_alloc::{AllocatorBuilder, MemSpace, Traits};
+///
+/// let alloc = AllocatorBuilder::from_traits(MemSpace::Default, Traits::DEFAULT).build()?;
+/// assert_eq!(*alloc.traits(), Traits::DEFAULT);
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Traits {
@@ -199,6 +243,13 @@ pub struct Traits {
 }
 
 /// A checked alignment: a power of two, at most 1 GiB (`isize` and reservation arithmetic stay safe below it).
+///
+/// ```
+/// use pinned_alloc::traits::Alignment;
+///
+/// assert_eq!(Alignment::new(64).map(Alignment::get), Some(64));
+/// assert_eq!(Alignment::new(48), None);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alignment(usize); // Invariant: a power of two, 1 ..= Alignment::MAX.
 
@@ -209,12 +260,23 @@ impl Alignment {
     pub const ONE: Alignment = Alignment(1);
 
     /// Checks `bytes`; `None` if it is no power of two or above [`Alignment::MAX`].
+    ///
+    /// ```
+    /// use pinned_alloc::traits::Alignment;
+    ///
+    /// assert!(Alignment::new(Alignment::MAX).is_some());
+    /// assert!(Alignment::new(2 * Alignment::MAX).is_none());
+    /// ```
     #[must_use]
     pub const fn new(bytes: usize) -> Option<Self> {
         if bytes.is_power_of_two() && bytes <= Self::MAX { Some(Self(bytes)) } else { None }
     }
 
     /// The alignment in bytes.
+    ///
+    /// ```
+    /// assert_eq!(pinned_alloc::traits::Alignment::ONE.get(), 1);
+    /// ```
     #[must_use]
     pub const fn get(self) -> usize {
         self.0
@@ -260,6 +322,15 @@ impl Traits {
     /// # Errors
     /// [`TraitError`] names the pair that cannot be met: unknown key or value, `allocator_fb` without `fb_data`,
     /// a device that is not the host, a `partitioner` partition without a partitioner.
+    ///
+    /// ```
+    /// use pinned_alloc::{Traits, traits::{key, value}};
+    ///
+    /// let t = Traits::from_raw([(key::PINNED, value::TRUE), (key::POOL_SIZE, 1 << 20)])?;
+    /// assert!(t.pinned && t.pool_size == Some(1 << 20));
+    /// assert!(Traits::from_raw([(key::FALLBACK, value::ALLOCATOR_FB)]).is_err()); // no fb_data
+    /// # Ok::<(), pinned_alloc::TraitError>(())
+    /// ```
     pub fn from_raw<I: IntoIterator<Item = (i32, usize)>>(pairs: I) -> Result<Self, TraitError> {
         let mut t = Traits::default();
         let (mut fb, mut fb_data) = (value::DEFAULT_MEM_FB, None);

@@ -4,6 +4,10 @@ use core::fmt;
 use nix::errno::Errno;
 
 /// A kind of system call made by this crate.
+///
+/// ```
+/// assert_eq!(pinned_alloc::os::Call::Mlock.name(), "mlock");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -37,6 +41,12 @@ impl Call {
     ];
 
     /// The name as in its man page.
+    ///
+    /// ```
+    /// use pinned_alloc::os::Call;
+    ///
+    /// assert_eq!(Call::ALL.map(Call::name)[0], "mmap");
+    /// ```
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,6 +65,18 @@ impl Call {
 }
 
 /// A system call that failed: which, on what range, with which errno.
+///
+/// ```
+/// use pinned_alloc::{Error, PinnedAlloc};
+/// use std::alloc::Layout;
+///
+/// let alloc = PinnedAlloc::new()?;
+/// // Half of the address space: more than there is.
+/// let layout = Layout::from_size_align(1 << 62, 8).unwrap();
+/// let Err(Error::Pages(e)) = alloc.allocate(layout) else { panic!() };
+/// println!("{} on {} bytes: errno {}", e.os.call.name(), e.os.len, e.os.errno);
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OsError {
@@ -79,6 +101,18 @@ impl OsError {
     }
 
     /// The errno.
+    ///
+    /// ```
+    /// use pinned_alloc::{Error, PinnedAlloc};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// // Half of the address space: more than there is.
+    /// let layout = Layout::from_size_align(1 << 62, 8).unwrap();
+    /// let Err(Error::Pages(e)) = alloc.allocate(layout) else { panic!() };
+    /// assert_eq!(e.os.raw_os_error(), e.os.errno);
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn raw_os_error(&self) -> i32 {
         self.errno
@@ -129,6 +163,18 @@ pub mod fault {
 
     /// From now on the `nth` call of this kind (1 is the next) and the `times - 1` after it fail with `errno`
     /// without reaching the kernel.
+    ///
+    /// ```
+    /// use pinned_alloc::os::{Call, fault};
+    /// use pinned_alloc::PinnedAlloc;
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// fault::arm(Call::Mmap, 1, u64::MAX, libc::ENOMEM); // every mmap from now on
+    /// assert!(alloc.allocate(Layout::new::<[u8; 100_000]>()).is_err());
+    /// fault::disarm();
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn arm(call: Call, nth: u64, times: u64, errno: i32) {
         let s = &SLOTS[call as usize];
         s.first.store(0, SeqCst);
@@ -139,6 +185,18 @@ pub mod fault {
     }
 
     /// No call fails on demand any more.
+    ///
+    /// ```
+    /// use pinned_alloc::os::{Call, fault};
+    /// use pinned_alloc::PinnedAlloc;
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// fault::arm(Call::Mmap, 1, u64::MAX, libc::ENOMEM); // every mmap from now on
+    /// assert!(alloc.allocate(Layout::new::<[u8; 100_000]>()).is_err());
+    /// fault::disarm();
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn disarm() {
         for s in &SLOTS {
             s.first.store(0, SeqCst);
@@ -146,6 +204,14 @@ pub mod fault {
     }
 
     /// How many calls of this kind were made or made to fail so far.
+    ///
+    /// ```
+    /// use pinned_alloc::os::{Call, fault};
+    ///
+    /// let before = fault::seen(Call::Mmap);
+    /// let _ = pinned_alloc::routines::alloc(100, pinned_alloc::AllocatorHandle::DEFAULT_MEM);
+    /// assert!(fault::seen(Call::Mmap) > before);
+    /// ```
     pub fn seen(call: Call) -> u64 {
         SLOTS[call as usize].seen.load(SeqCst)
     }

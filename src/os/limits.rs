@@ -20,6 +20,13 @@ const CAP_IPC_LOCK: u32 = 14;
 const INIT_USER_NS: u64 = 0xEFFF_FFFD;
 
 /// What limits locked memory, as seen by the calling thread.
+///
+/// ```
+/// use pinned_alloc::os::limits::Limits;
+///
+/// let l = Limits::read();
+/// println!("{:?} bytes may be locked, {} are", l.memlock_soft, l.vm_locked);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Limits {
@@ -41,6 +48,13 @@ pub struct Limits {
 impl Limits {
     /// Reads them: `getrlimit(2)` and one pass over `/proc/thread-self/status`; `capget(2)` where
     /// there is no `/proc`. About 30 microseconds. What cannot be read is taken as "no limit".
+    ///
+    /// ```
+    /// use pinned_alloc::os::limits::Limits;
+    ///
+    /// let l = Limits::read();
+    /// assert!(l.memlock_hard.is_none() || l.memlock_soft <= l.memlock_hard);
+    /// ```
     pub fn read() -> Self {
         let (soft, hard) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_MEMLOCK)
             .unwrap_or((libc::RLIM_INFINITY, libc::RLIM_INFINITY));
@@ -57,6 +71,13 @@ impl Limits {
 
     /// How many bytes can still be locked: the soft limit in whole pages less what is locked;
     /// `None` is unlimited. 0 with a soft limit of 0, where `mlock` answers EPERM, not ENOMEM.
+    ///
+    /// ```
+    /// match pinned_alloc::os::limits::Limits::read().headroom() {
+    ///     Some(bytes) => println!("{bytes} more bytes can be locked"),
+    ///     None => println!("no limit"),
+    /// }
+    /// ```
     pub const fn headroom(&self) -> Option<u64> {
         if self.has_ipc_lock {
             return None;
@@ -190,6 +211,12 @@ fn in_initial_user_ns() -> bool {
 }
 
 /// How many mappings a process may have (`vm.max_map_count`, 65530 by default).
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// assert!(limits::max_map_count().is_none_or(|n| n > 0));
+/// ```
 pub fn max_map_count() -> Option<u64> {
     read_u64(c"/proc/sys/vm/max_map_count")
 }
@@ -198,6 +225,12 @@ pub fn max_map_count() -> Option<u64> {
 ///
 /// Counts the lines of `/proc/thread-self/maps`: about a microsecond a mapping. Mappings made
 /// and removed by other threads meanwhile may be missed or counted.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// println!("{:?} of {:?} mappings", limits::map_count(), limits::max_map_count());
+/// ```
 pub fn map_count() -> Option<u64> {
     let mut count = 0u64;
     for_each_line(&[c"/proc/thread-self/maps", c"/proc/self/maps"], |line| {
@@ -213,11 +246,25 @@ pub fn map_count() -> Option<u64> {
 
 /// `vm.overcommit_memory`: 0 heuristic, 1 always, 2 never (then MAP_NORESERVE is ignored and
 /// reservations count). See `Documentation/mm/overcommit-accounting.rst`.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// assert!(limits::overcommit_memory().is_none_or(|m| m <= 2));
+/// ```
 pub fn overcommit_memory() -> Option<u8> {
     u8::try_from(read_u64(c"/proc/sys/vm/overcommit_memory")?).ok()
 }
 
 /// When the kernel gives transparent huge pages to anonymous memory.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// if limits::thp_mode() == limits::Thp::Never {
+///     println!("no huge pages here");
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Thp {
     /// Wherever they fit.
@@ -232,6 +279,12 @@ pub enum Thp {
 
 /// The machine's mode, `/sys/kernel/mm/transparent_hugepage/enabled`; a process may have switched
 /// them off for itself (`PR_SET_THP_DISABLE`). See `Documentation/admin-guide/mm/transhuge.rst`.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// println!("{:?}", limits::thp_mode());
+/// ```
 pub fn thp_mode() -> Thp {
     let mut buf = [0; 128];
     match read_into(c"/sys/kernel/mm/transparent_hugepage/enabled", &mut buf) {
@@ -253,12 +306,26 @@ pub fn parse_thp(text: &[u8]) -> Thp {
 }
 
 /// The size of a transparent huge page in bytes (2 MiB on x86-64); `None` when not built in.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// assert!(limits::thp_size().is_none_or(usize::is_power_of_two));
+/// ```
 pub fn thp_size() -> Option<usize> {
     let size = read_u64(c"/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")?;
     usize::try_from(size).ok().filter(|s| s.is_power_of_two())
 }
 
 /// The pool of huge pages of one size, over all nodes.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// for p in limits::hugetlb_pools().as_slice() {
+///     println!("{} of {} pages of {} bytes are free", p.free, p.total, p.page_size);
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct HugetlbPool {
@@ -274,6 +341,13 @@ pub struct HugetlbPool {
 }
 
 /// The hugetlb pools of the machine, smallest page first; at most eight.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// let pools = limits::hugetlb_pools();
+/// assert!(pools.as_slice().is_sorted_by_key(|p| p.page_size));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct HugetlbPools {
     pools: [HugetlbPool; 8],
@@ -282,11 +356,25 @@ pub struct HugetlbPools {
 
 impl HugetlbPools {
     /// The pools.
+    ///
+    /// ```
+    /// use pinned_alloc::os::limits;
+    ///
+    /// assert!(limits::hugetlb_pools().as_slice().len() <= 8);
+    /// ```
     pub fn as_slice(&self) -> &[HugetlbPool] {
         self.pools.get(..self.len).unwrap_or_default()
     }
 
     /// The pool of pages of `page_size` bytes.
+    ///
+    /// ```
+    /// use pinned_alloc::os::limits;
+    ///
+    /// if let Some(p) = limits::hugetlb_pools().of_size(2 << 20) {
+    ///     println!("{} pages of 2 MiB", p.total);
+    /// }
+    /// ```
     pub fn of_size(&self, page_size: u64) -> Option<&HugetlbPool> {
         self.as_slice().iter().find(|p| p.page_size == page_size)
     }
@@ -294,6 +382,12 @@ impl HugetlbPools {
 
 /// Reads the hugetlb pools from `/sys/kernel/mm/hugepages`; empty when hugetlb is not built in.
 /// See `Documentation/admin-guide/mm/hugetlbpage.rst`. About 150 microseconds.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// println!("{:?}", limits::hugetlb_pools());
+/// ```
 pub fn hugetlb_pools() -> HugetlbPools {
     hugetlb_pools_in(c"/sys/kernel/mm/hugepages")
 }
@@ -335,6 +429,14 @@ fn read_pool(root: &CStr, page_size: u64) -> Option<HugetlbPool> {
 }
 
 /// The memory cgroup that limits this process.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// if let Some(c) = limits::cgroup_memory() {
+///     println!("version {}, limit {:?}", c.version, c.limit);
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CgroupMemory {
@@ -354,6 +456,12 @@ pub struct CgroupMemory {
 ///
 /// `None` without a memory controller, in the root cgroup of version 2, and where the hierarchy is
 /// not mounted. About 150 microseconds, more with many mounts.
+///
+/// ```
+/// use pinned_alloc::os::limits;
+///
+/// println!("{:?}", limits::cgroup_memory());
+/// ```
 pub fn cgroup_memory() -> Option<CgroupMemory> {
     cgroup_memory_from(c"/proc/self/cgroup", c"/proc/self/mountinfo")
 }

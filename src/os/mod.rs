@@ -39,6 +39,10 @@ pub use call::fault;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The page size in bytes: a power of two, at least 4096.
+///
+/// ```
+/// assert!(pinned_alloc::os::page_size().is_power_of_two());
+/// ```
 pub fn page_size() -> usize {
     static PAGE: AtomicUsize = AtomicUsize::new(0);
     match PAGE.load(Ordering::Relaxed) {

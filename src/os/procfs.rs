@@ -19,11 +19,25 @@ use core::ptr;
 /// RLIMIT_MEMLOCK is compared with. hugetlb pages are not in it. 10 to 20 microseconds.
 ///
 /// `None` without `/proc`.
+///
+/// ```
+/// println!("{:?} bytes are locked", pinned_alloc::os::procfs::vm_locked());
+/// ```
 pub fn vm_locked() -> Option<u64> {
     read_status(|s| s.vm_locked.is_some()).vm_locked
 }
 
 /// What `/proc/PID/smaps` says about a range; see [`smaps_range`]. All but `vmas` in bytes.
+///
+/// ```
+/// use pinned_alloc::os::procfs::smaps_range;
+///
+/// let v = vec![1u8; 100_000];
+/// if let Some(facts) = smaps_range(v.as_ptr().addr(), v.len()) {
+///     assert_eq!(facts.mapped, 100_000);
+///     println!("{} bytes resident, {} locked", facts.rss, facts.locked);
+/// }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct RangeFacts {
@@ -61,6 +75,16 @@ impl RangeFacts {
 /// Streams `/proc/thread-self/smaps` up to the end of the range. The kernel walks the page tables
 /// of every mapping on the way, so this costs microseconds a mapping and 20 to 30 ms for each
 /// GiB that is resident in small pages. `None` when the file cannot be read.
+///
+/// ```
+/// use pinned_alloc::os::procfs::smaps_range;
+///
+/// let v = vec![1u8; 100_000];
+/// if let Some(facts) = smaps_range(v.as_ptr().addr(), v.len()) {
+///     assert_eq!(facts.mapped, 100_000);
+///     println!("{} bytes resident, {} locked", facts.rss, facts.locked);
+/// }
+/// ```
 pub fn smaps_range(start: usize, len: usize) -> Option<RangeFacts> {
     let mut scan = SmapsScan::new(start, len);
     let files = [c"/proc/thread-self/smaps", c"/proc/self/smaps"];
@@ -198,6 +222,13 @@ fn pages(start: usize, len: usize, page: usize) -> Result<(usize, usize), i32> {
 ///
 /// ENOMEM when a page of the range is not mapped, EINVAL when the range leaves the address space,
 /// EAGAIN when the kernel is short of memory for the moment, ENOSYS or EPERM under a filter.
+///
+/// ```
+/// use pinned_alloc::os::procfs::resident_pages;
+///
+/// let v = vec![1u8; 100_000];
+/// assert!(resident_pages(v.as_ptr().addr(), v.len()).unwrap() >= 25); // all of them have been written
+/// ```
 pub fn resident_pages(start: usize, len: usize) -> Result<u64, i32> {
     const BATCH: usize = 1024;
     let page = page_size();
@@ -235,6 +266,15 @@ pub fn resident_pages(start: usize, len: usize) -> Result<u64, i32> {
 ///
 /// EINVAL when the range leaves the address space; ENOSYS in a kernel without NUMA; EPERM under a
 /// filter (some container runtimes). `f` may have been called for earlier pages.
+///
+/// ```
+/// use pinned_alloc::os::procfs::page_nodes;
+///
+/// let v = vec![1u8; 100_000];
+/// let _ = page_nodes(v.as_ptr().addr(), v.len(), &mut |page, node| {
+///     println!("page {page} is on node {node}");
+/// });
+/// ```
 pub fn page_nodes(start: usize, len: usize, f: &mut dyn FnMut(usize, i32)) -> Result<(), i32> {
     const BATCH: usize = 256;
     let page = page_size();

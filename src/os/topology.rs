@@ -35,16 +35,36 @@ pub const MAX_CPUS: usize = 1024;
 const NO_NODE: u8 = u8::MAX;
 
 /// A set of NUMA nodes, numbers 0 to 63; the bit layout is that of a one-word kernel node mask.
+///
+/// ```
+/// use pinned_alloc::os::topology::NodeSet;
+///
+/// let s: NodeSet = NodeSet::from_bits(0b1001);
+/// assert_eq!(s.to_string(), "0,3");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct NodeSet(u64);
 
 impl NodeSet {
     /// The set without nodes.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert!(NodeSet::empty().is_empty());
+    /// ```
     pub const fn empty() -> Self {
         Self(0)
     }
 
     /// The set of node `node` alone; `None` from 64 on.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert_eq!(NodeSet::single(3).unwrap().bits(), 8);
+    /// assert!(NodeSet::single(64).is_none());
+    /// ```
     pub const fn single(node: u8) -> Option<Self> {
         match 1u64.checked_shl(node as u32) {
             Some(bit) => Some(Self(bit)),
@@ -53,16 +73,34 @@ impl NodeSet {
     }
 
     /// The set whose bit `n` says that node `n` is in it.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert!(NodeSet::from_bits(0b10).contains(1));
+    /// ```
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
     /// Bit `n` says that node `n` is in the set.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert_eq!(NodeSet::empty().bits(), 0);
+    /// ```
     pub const fn bits(self) -> u64 {
         self.0
     }
 
     /// Whether `node` is in the set; never true from 64 on.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert!(!NodeSet::from_bits(1).contains(200));
+    /// ```
     pub const fn contains(self, node: u8) -> bool {
         match Self::single(node) {
             Some(one) => self.0 & one.0 != 0,
@@ -71,6 +109,14 @@ impl NodeSet {
     }
 
     /// Puts `node` into the set. Returns false, and changes nothing, from 64 on.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// let mut s = NodeSet::empty();
+    /// assert!(s.insert(2) && !s.insert(64));
+    /// assert_eq!(s.bits(), 4);
+    /// ```
     pub const fn insert(&mut self, node: u8) -> bool {
         match Self::single(node) {
             Some(one) => {
@@ -82,33 +128,69 @@ impl NodeSet {
     }
 
     /// The nodes that are in either set.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert_eq!(NodeSet::from_bits(1).union(NodeSet::from_bits(2)).bits(), 3);
+    /// ```
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
     /// The nodes that are in both sets.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert!(NodeSet::from_bits(1).intersection(NodeSet::from_bits(2)).is_empty());
+    /// ```
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
     /// How many nodes are in the set.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert_eq!(NodeSet::from_bits(0b101).len(), 2);
+    /// ```
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
     /// Whether no node is in the set.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert!(!NodeSet::from_bits(1).is_empty());
+    /// ```
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// The lowest node in the set.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert_eq!(NodeSet::from_bits(0b100).first(), Some(2));
+    /// ```
     pub const fn first(self) -> Option<u8> {
         if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as u8) }
     }
 
     /// The nodes, ascending.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::NodeSet;
+    ///
+    /// assert!(NodeSet::from_bits(0b101).iter().eq([0, 2]));
+    /// ```
     pub const fn iter(self) -> NodeIter {
         NodeIter(self)
     }
@@ -166,6 +248,12 @@ impl fmt::Debug for NodeSet {
 }
 
 /// The nodes of a [`NodeSet`], ascending.
+///
+/// ```
+/// use pinned_alloc::os::topology::NodeSet;
+///
+/// assert_eq!(NodeSet::from_bits(0b101).iter().len(), 2);
+/// ```
 #[derive(Clone, Debug)]
 pub struct NodeIter(NodeSet);
 
@@ -187,6 +275,15 @@ impl Iterator for NodeIter {
 impl ExactSizeIterator for NodeIter {}
 
 /// What is known of one NUMA node.
+///
+/// ```
+/// use pinned_alloc::os::topology::Topology;
+///
+/// let t = Topology::read(c"/sys");
+/// for n in t.nodes() {
+///     println!("node {}: {:?} bytes, {:?} MiB/s", n.id, n.memory_bytes, n.read_bandwidth_mib);
+/// }
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Node {
@@ -229,12 +326,28 @@ impl Node {
     }
 
     /// The SLIT distance to node `to`, when known.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// for n in t.nodes() {
+    ///     println!("{} to 0: {:?}", n.id, n.distance_to(0));
+    /// }
+    /// ```
     pub fn distance_to(&self, to: u8) -> Option<u8> {
         self.distance.get(usize::from(to)).copied().filter(|&d| d != 0)
     }
 }
 
 /// The NUMA nodes of the machine at the time of reading.
+///
+/// ```
+/// use pinned_alloc::os::topology::Topology;
+///
+/// let t = Topology::read(c"/sys");
+/// println!("{} nodes, {} of them with memory", t.len(), t.memory_nodes().len());
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Topology {
     /// `nodes[n].id == n`; an entry means something only when `online` contains `n`.
@@ -250,6 +363,12 @@ pub struct Topology {
 impl Topology {
     /// A topology without nodes, for a static; fill it with [`read_from`](Self::read_from). Until
     /// then every set it answers with is empty.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// assert_eq!(Topology::empty().len(), 0);
+    /// ```
     pub const fn empty() -> Self {
         let mut nodes = [const { Node::unknown(0) }; MAX_NODES];
         let mut id = 0;
@@ -268,6 +387,13 @@ impl Topology {
 
     /// Reads the topology below `root`, normally `c"/sys"`. About 10 KiB: where the stack is
     /// scarce use [`read_from`](Self::read_from).
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// assert!(!t.is_empty());
+    /// ```
     pub fn read(root: &CStr) -> Self {
         let mut topology = Self::empty();
         topology.read_from(root);
@@ -279,6 +405,14 @@ impl Topology {
     /// Does not fail: without a usable `online` file (no NUMA in the kernel, no `/sys`) there is
     /// one node 0 that owns every CPU, and what cannot be read stays unknown. Does not allocate;
     /// opens about ten files a node (80 microseconds for one).
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let mut t = Topology::empty();
+    /// t.read_from(c"/no/such/directory");
+    /// assert_eq!(t.len(), 1); // without figures there is one node
+    /// ```
     pub fn read_from(&mut self, root: &CStr) {
         self.online = NodeSet::empty();
         self.memory = NodeSet::empty();
@@ -320,11 +454,25 @@ impl Topology {
     }
 
     /// The nodes that are online, ascending.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// assert_eq!(t.nodes().count(), t.len());
+    /// ```
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.online.iter().filter_map(|id| self.node(id))
     }
 
     /// Node `id`; `None` when it is not online.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// assert!(t.node(63).is_none_or(|n| n.id == 63));
+    /// ```
     pub fn node(&self, id: u8) -> Option<&Node> {
         if !self.online.contains(id) {
             return None;
@@ -333,32 +481,73 @@ impl Topology {
     }
 
     /// How many nodes are online and below 64.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// assert!((1..=64).contains(&t.len()));
+    /// ```
     pub const fn len(&self) -> usize {
         self.online.len()
     }
 
     /// Whether there is no node, which only [`empty`](Self::empty) can say.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// assert!(Topology::empty().is_empty());
+    /// ```
     pub const fn is_empty(&self) -> bool {
         self.online.is_empty()
     }
 
     /// How many online nodes were left out because their number is 64 or more.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// println!("{} nodes above 63", t.ignored_nodes());
+    /// ```
     pub const fn ignored_nodes(&self) -> u64 {
         self.ignored
     }
 
     /// The nodes that are online.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// assert_eq!(t.online_nodes().len(), t.len());
+    /// ```
     pub const fn online_nodes(&self) -> NodeSet {
         self.online
     }
 
     /// The nodes that have memory.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// assert!(!t.memory_nodes().is_empty());
+    /// ```
     pub const fn memory_nodes(&self) -> NodeSet {
         self.memory
     }
 
     /// The node of `cpu` (as `sched_getcpu(3)` numbers it); `None` when no node lists it, or from
     /// [`MAX_CPUS`] on.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// assert!(t.cpu_to_node(0).is_some());
+    /// ```
     pub fn cpu_to_node(&self, cpu: usize) -> Option<u8> {
         self.cpus.get(cpu).copied().filter(|&n| n != NO_NODE)
     }
@@ -368,6 +557,13 @@ impl Topology {
     ///
     /// A node without the figure does not win against one that has it. When none has it (no HMAT)
     /// there is nothing to tell them apart and all allowed memory nodes are returned.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// println!("fastest: {}", t.high_bandwidth(t.memory_nodes()));
+    /// ```
     pub fn high_bandwidth(&self, allowed: NodeSet) -> NodeSet {
         self.best(allowed, |n| n.read_bandwidth_mib)
     }
@@ -378,6 +574,13 @@ impl Topology {
     ///
     /// The figure is that of the best initiator. On a machine of equal sockets all DDR nodes tie:
     /// combine with [`nearest`](Self::nearest) for the one next to the thread.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// println!("nearest in time: {}", t.low_latency(t.memory_nodes()));
+    /// ```
     pub fn low_latency(&self, allowed: NodeSet) -> NodeSet {
         self.best(allowed, |n| n.read_latency_ns.map(|ns| u64::MAX - ns))
     }
@@ -391,6 +594,13 @@ impl Topology {
     /// four times 256 MiB lost 33 MiB of node 0). Memory modules come in larger steps, so a real
     /// difference is not hidden. Unknown totals do not win against known ones; when none is known
     /// all allowed memory nodes are returned.
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::Topology;
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// println!("largest: {}", t.large_capacity(t.memory_nodes()));
+    /// ```
     pub fn large_capacity(&self, allowed: NodeSet) -> NodeSet {
         const FIXED: u64 = 64 << 20;
         let candidates = self.memory.intersection(allowed);
@@ -406,6 +616,13 @@ impl Topology {
     /// an unknown distance come last. `None` when no member is online.
     ///
     /// Memory is not looked at: intersect `among` with [`memory_nodes`](Self::memory_nodes).
+    ///
+    /// ```
+    /// use pinned_alloc::os::topology::{NodeSet, Topology};
+    ///
+    /// let t = Topology::read(c"/sys");
+    /// assert_eq!(t.nearest(0, NodeSet::empty()), None);
+    /// ```
     pub fn nearest(&self, from: u8, among: NodeSet) -> Option<u8> {
         let members = among.intersection(self.online);
         if members.contains(from) {

@@ -10,6 +10,22 @@ use crate::os::{Call, OsError};
 use core::fmt;
 
 /// What stood in the way, established by reading the limits at the time of the failure.
+///
+/// ```
+/// use pinned_alloc::Cause;
+/// use pinned_alloc::{Error, PinnedAlloc};
+/// use std::alloc::Layout;
+///
+/// let alloc = PinnedAlloc::new()?;
+/// // Half of the address space: more than there is.
+/// let layout = Layout::from_size_align(1 << 62, 8).unwrap();
+/// let Err(Error::Pages(e)) = alloc.allocate(layout) else { panic!() };
+/// match e.cause {
+///     Cause::LockLimit { limit, locked } => println!("{locked} of {limit} bytes used"),
+///     other => println!("{other:?}"),
+/// }
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {
@@ -37,6 +53,19 @@ pub enum Cause {
 }
 
 /// Pages could not be mapped, locked or placed. Nothing was changed.
+///
+/// ```
+/// use pinned_alloc::{Error, PinnedAlloc};
+/// use std::alloc::Layout;
+///
+/// let alloc = PinnedAlloc::new()?;
+/// // Half of the address space: more than there is.
+/// let layout = Layout::from_size_align(1 << 62, 8).unwrap();
+/// let Err(Error::Pages(e)) = alloc.allocate(layout) else { panic!() };
+/// assert!(e.asked >= 1 << 62);
+/// println!("{e}");
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PagesError {
@@ -108,18 +137,54 @@ impl PagesError {
     }
 
     /// Whether the lock limit, or the lack of the right to lock, stood in the way.
+    ///
+    /// ```
+    /// use pinned_alloc::{Error, PinnedAlloc};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// // Half of the address space: more than there is.
+    /// let layout = Layout::from_size_align(1 << 62, 8).unwrap();
+    /// let Err(Error::Pages(e)) = alloc.allocate(layout) else { panic!() };
+    /// println!("lock limit: {}", e.is_lock_limit());
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn is_lock_limit(&self) -> bool {
         matches!(self.cause, Cause::NotPermitted | Cause::LockLimit { .. })
     }
 
     /// What the user can do, for a shell, a systemd unit and a container.
+    ///
+    /// ```
+    /// use pinned_alloc::{Error, PinnedAlloc};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// // Half of the address space: more than there is.
+    /// let layout = Layout::from_size_align(1 << 62, 8).unwrap();
+    /// let Err(Error::Pages(e)) = alloc.allocate(layout) else { panic!() };
+    /// println!("{}", e.cure());
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn cure(&self) -> Cure {
         Cure { cause: self.cause, asked: self.asked }
     }
 
     /// The errno of the failed call.
+    ///
+    /// ```
+    /// use pinned_alloc::{Error, PinnedAlloc};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// // Half of the address space: more than there is.
+    /// let layout = Layout::from_size_align(1 << 62, 8).unwrap();
+    /// let Err(Error::Pages(e)) = alloc.allocate(layout) else { panic!() };
+    /// assert_ne!(e.raw_os_error(), 0);
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn raw_os_error(&self) -> i32 {
         self.os.errno
@@ -190,6 +255,19 @@ impl core::error::Error for PagesError {
 }
 
 /// The cure of a [`PagesError`], a line each for a shell, a systemd unit and a container.
+///
+/// ```
+/// use pinned_alloc::{Error, PinnedAlloc};
+/// use std::alloc::Layout;
+///
+/// let alloc = PinnedAlloc::new()?;
+/// // Half of the address space: more than there is.
+/// let layout = Layout::from_size_align(1 << 62, 8).unwrap();
+/// let Err(Error::Pages(e)) = alloc.allocate(layout) else { panic!() };
+/// let lines = e.cure().to_string();
+/// println!("{lines}");
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Cure {
     cause: Cause,

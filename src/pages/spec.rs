@@ -6,6 +6,14 @@ use crate::os::topology::NodeSet;
 ///
 /// Locks are never inherited (`man 2 mlock`): whatever is chosen, nothing is pinned in the child until it locks
 /// for itself.
+///
+/// ```
+/// use pinned_alloc::{ForkPolicy, PinnedAlloc};
+///
+/// let alloc = PinnedAlloc::builder().fork_policy(ForkPolicy::WipeOnFork).build()?;
+/// assert_eq!(alloc.policy().fork, ForkPolicy::WipeOnFork);
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ForkPolicy {
     /// The child reads and writes its own copy, which is reported as not pinned there. The default.
@@ -22,6 +30,14 @@ pub enum ForkPolicy {
 }
 
 /// Use of huge pages for blocks of 2 MiB and more.
+///
+/// ```
+/// use pinned_alloc::{HugePages, PinnedAlloc};
+///
+/// let alloc = PinnedAlloc::builder().huge_pages(HugePages::Never).build()?;
+/// assert_eq!(alloc.policy().huge_pages, HugePages::Never);
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum HugePages {
     /// Transparent huge pages where the kernel allows them (`MADV_HUGEPAGE`), else 4 KiB pages. The default.

@@ -42,18 +42,56 @@ impl PinnedGlobal {
     }
 
     /// No unpinned byte: out of budget is an allocation failure.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedGlobal;
+    /// use std::alloc::{GlobalAlloc, Layout};
+    ///
+    /// static HEAP: PinnedGlobal = PinnedGlobal::require();
+    /// let layout = Layout::new::<[u8; 64]>();
+    /// // SAFETY: a layout of some bytes.
+    /// let p = unsafe { HEAP.alloc(layout) };
+    /// if p.is_null() {
+    ///     println!("may not lock 64 bytes");
+    /// } else {
+    ///     assert!(HEAP.is_pinned(p));
+    ///     // SAFETY: the block came from this allocator with this layout, and is not used again.
+    ///     unsafe { HEAP.dealloc(p, layout) };
+    /// }
+    /// ```
     #[must_use]
     pub const fn require() -> Self {
         Self::with(Fallback::Null)
     }
 
     /// Pinned while the limits last, ordinary memory after that; [`Stats::fallbacks`] counts.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedGlobal;
+    /// use std::alloc::{GlobalAlloc, Layout};
+    ///
+    /// static HEAP: PinnedGlobal = PinnedGlobal::prefer().cap(1000);
+    /// let layout = Layout::new::<[u8; 2000]>();
+    /// // SAFETY: a layout of some bytes.
+    /// let p = unsafe { HEAP.alloc(layout) };
+    /// assert!(!p.is_null() && !HEAP.is_pinned(p)); // above the cap
+    /// assert_eq!(HEAP.stats().fallbacks, 1);
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { HEAP.dealloc(p, layout) };
+    /// ```
     #[must_use]
     pub const fn prefer() -> Self {
         Self::with(Fallback::DefaultMem)
     }
 
     /// Pins at most `bytes` bytes of live blocks (the OpenMP trait `pool_size`). 0 is no cap.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedGlobal;
+    ///
+    /// #[global_allocator]
+    /// static HEAP: PinnedGlobal = PinnedGlobal::prefer().cap(4 << 20);
+    /// ```
     #[must_use]
     pub const fn cap(mut self, bytes: usize) -> Self {
         self.cap = bytes;
@@ -62,6 +100,13 @@ impl PinnedGlobal {
 
     /// What a child process gets of the heap. The default, [`ForkPolicy::Keep`], is the only one under which a
     /// child can go on using it.
+    ///
+    /// ```
+    /// use pinned_alloc::{ForkPolicy, PinnedGlobal};
+    ///
+    /// // A program that only ever forks to exec.
+    /// static HEAP: PinnedGlobal = PinnedGlobal::require().fork_policy(ForkPolicy::DontFork);
+    /// ```
     #[must_use]
     pub const fn fork_policy(mut self, f: ForkPolicy) -> Self {
         self.fork = f;
@@ -117,18 +162,50 @@ impl PinnedGlobal {
     }
 
     /// Whether the live block at `ptr` is locked and resident right now, whole.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedGlobal;
+    ///
+    /// #[global_allocator]
+    /// static HEAP: PinnedGlobal = PinnedGlobal::prefer();
+    ///
+    /// let b = Box::new([0u8; 100]);
+    /// println!("pinned: {}", HEAP.is_pinned(&raw const *b));
+    /// assert!(!HEAP.is_pinned(&raw const HEAP)); // not of the heap
+    /// ```
     #[must_use]
     pub fn is_pinned<T: ?Sized>(&self, ptr: *const T) -> bool {
         heap::find(ptr.addr()).is_some_and(|b| b.is_pinned())
     }
 
     /// Figures of this heap.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedGlobal;
+    ///
+    /// #[global_allocator]
+    /// static HEAP: PinnedGlobal = PinnedGlobal::prefer();
+    ///
+    /// let v = vec![0u8; 5000];
+    /// assert!(HEAP.stats().requested >= 5000);
+    /// # drop(v);
+    /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.get().map(super::stats::of).unwrap_or_default()
     }
 
     /// Gives idle memory of the whole process back to the system. Returns the bytes given back.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedGlobal;
+    ///
+    /// #[global_allocator]
+    /// static HEAP: PinnedGlobal = PinnedGlobal::prefer();
+    ///
+    /// drop(vec![0u8; 1 << 20]);
+    /// assert!(HEAP.trim() >= 1 << 20);
+    /// ```
     pub fn trim(&self) -> usize {
         crate::trim(0)
     }

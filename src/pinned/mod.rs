@@ -79,11 +79,25 @@ impl PinnedAlloc {
     ///
     /// # Errors
     /// [`Error::TooMany`], or [`Error::Pages`] if there is no memory for the record. Nothing is pinned yet.
+    ///
+    /// ```
+    /// let alloc = pinned_alloc::PinnedAlloc::new()?;
+    /// assert!(alloc.traits().pinned);
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn new() -> Result<Self, Error> {
         Self::builder().build()
     }
 
     /// A builder that starts with `pinned` and `null_fb`: no unpinned byte unless a fallback is asked for.
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    ///
+    /// let alloc = PinnedAlloc::builder().pool_size(1 << 20).build()?;
+    /// assert!(alloc.traits().pinned && alloc.traits().fallback == Fallback::Null);
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn builder() -> AllocatorBuilder {
         AllocatorBuilder::new().pinned(true).fallback(Fallback::Null)
     }
@@ -100,6 +114,15 @@ impl PinnedAlloc {
     ///
     /// # Errors
     /// [`Error::Handle`] if there is none. The null handle stands for the default allocator.
+    ///
+    /// ```
+    /// use pinned_alloc::{AllocatorHandle, PinnedAlloc};
+    ///
+    /// let alloc = PinnedAlloc::from_handle(AllocatorHandle::LARGE_CAP_MEM)?;
+    /// assert!(!alloc.traits().pinned);
+    /// assert!(PinnedAlloc::from_handle(AllocatorHandle::from_raw(12345)).is_err());
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn from_handle(handle: AllocatorHandle) -> Result<Self, Error> {
         let h =
             if handle == AllocatorHandle::NULL { crate::routines::get_default_allocator() } else { handle };
@@ -107,24 +130,53 @@ impl PinnedAlloc {
     }
 
     /// The handle, for OpenMP's routines. Dead once the last clone is gone.
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, routines};
+    ///
+    /// let alloc = PinnedAlloc::new()?;
+    /// routines::set_default_allocator(alloc.handle());
+    /// assert_eq!(routines::get_default_allocator(), alloc.handle());
+    /// # routines::set_default_allocator(pinned_alloc::AllocatorHandle::NULL);
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn handle(&self) -> AllocatorHandle {
         self.allocator.handle()
     }
 
     /// Its traits.
+    ///
+    /// ```
+    /// let alloc = pinned_alloc::PinnedAlloc::builder().pool_size(4096).build()?;
+    /// assert_eq!(alloc.traits().pool_size, Some(4096));
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn traits(&self) -> &Traits {
         &self.allocator.core().traits
     }
 
     /// What it does beyond its traits.
+    ///
+    /// ```
+    /// let alloc = pinned_alloc::PinnedAlloc::builder().lock_ahead(65536).build()?;
+    /// assert_eq!(alloc.policy().lock_ahead, 65536);
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.allocator.core().policy
     }
 
     /// Its memory space.
+    ///
+    /// ```
+    /// use pinned_alloc::{MemSpace, PinnedAlloc};
+    ///
+    /// assert_eq!(PinnedAlloc::new()?.mem_space(), MemSpace::Default);
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn mem_space(&self) -> MemSpace {
         self.allocator.core().space
@@ -134,6 +186,19 @@ impl PinnedAlloc {
     ///
     /// # Errors
     /// After the fallback; nothing was gained or lost.
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::from_size_align(1000, 64).unwrap();
+    /// let block = alloc.allocate(layout)?;
+    /// assert_eq!(block.len(), 1000);
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, Error> {
         self.request(layout, false)
     }
@@ -142,6 +207,20 @@ impl PinnedAlloc {
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate_zeroed(layout)?;
+    /// // SAFETY: a live block of 1000 bytes that nobody else uses.
+    /// assert!(unsafe { block.as_ref() }.iter().all(|&b| b == 0));
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, Error> {
         self.request(layout, true)
     }
@@ -160,6 +239,19 @@ impl PinnedAlloc {
     /// # Safety
     /// `ptr` is a live block of this allocator or a clone of it, `layout` fits it (the size it has now, an alignment
     /// it was given), and it is not used after this.
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate(layout)?;
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// assert!(alloc.info(block.cast()).is_none());
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
         if layout.size() == 0 {
             return;
@@ -189,6 +281,25 @@ impl PinnedAlloc {
     /// # Errors
     /// The block is exactly as it was: address, size, contents, lock, pool charge.
     /// [`Error::NoRoom`] under `Fixed`; [`Error::Pages`] and [`Error::Pool`] under both.
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, ReallocPolicy, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 8192]>();
+    /// let block = alloc.allocate(layout)?;
+    /// // SAFETY: a live block of this allocator and layout.
+    /// let block = match unsafe { alloc.realloc(block.cast(), layout, 1 << 20, ReallocPolicy::Fixed) } {
+    ///     Ok(same_place) => same_place,
+    ///     // SAFETY: as above; the failed call changed nothing.
+    ///     Err(_) => unsafe { alloc.realloc(block.cast(), layout, 1 << 20, ReallocPolicy::MayMove)? },
+    /// };
+    /// let layout = Layout::new::<[u8; 1 << 20]>();
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub unsafe fn realloc(
         &self,
         ptr: NonNull<u8>,
@@ -207,6 +318,23 @@ impl PinnedAlloc {
     ///
     /// # Errors
     /// As [`realloc`](Self::realloc).
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, ReallocPolicy, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate(layout)?;
+    /// // SAFETY: a live block of this allocator and layout.
+    /// let block = unsafe { alloc.realloc_zeroed(block.cast(), layout, 5000, ReallocPolicy::MayMove)? };
+    /// // SAFETY: a live block of 5000 bytes that nobody else uses.
+    /// assert!(unsafe { block.as_ref() }[1000..].iter().all(|&b| b == 0));
+    /// let layout = Layout::new::<[u8; 5000]>();
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub unsafe fn realloc_zeroed(
         &self,
         ptr: NonNull<u8>,
@@ -225,6 +353,22 @@ impl PinnedAlloc {
     ///
     /// # Errors
     /// As [`realloc`](Self::realloc).
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, ReallocPolicy, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate(layout)?;
+    /// let new = Layout::from_size_align(1000, 4096).unwrap();
+    /// // SAFETY: a live block of this allocator and layout.
+    /// let block = unsafe { alloc.realloc_aligned(block.cast(), layout, new, ReallocPolicy::MayMove)? };
+    /// assert_eq!(block.cast::<u8>().addr().get() % 4096, 0);
+    /// // SAFETY: the block came from this allocator with the new layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), new) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub unsafe fn realloc_aligned(
         &self,
         ptr: NonNull<u8>,
@@ -265,6 +409,21 @@ impl PinnedAlloc {
     ///
     /// Any address is answered. While another thread resizes or frees that very block, the answer may be a
     /// moment old.
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate(layout)?;
+    /// let info = alloc.info(block.cast()).unwrap();
+    /// assert_eq!(info.requested, 1000);
+    /// println!("{info:?}");
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn info(&self, ptr: NonNull<u8>) -> Option<BlockInfo> {
         stats::info(ptr)
@@ -272,18 +431,57 @@ impl PinnedAlloc {
 
     /// Whether the live block at `ptr` is locked and resident right now, whole. False for foreign addresses, for
     /// blocks that an unpinned fallback served, and in the child of a fork until [`relock`](Self::relock).
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate(layout)?;
+    /// println!("{}", if alloc.is_pinned(block.cast()) { "locked" } else { "the limit did not allow it" });
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn is_pinned(&self, ptr: NonNull<u8>) -> bool {
         heap::find(ptr.as_ptr().addr()).is_some_and(|b| b.is_pinned())
     }
 
     /// Bytes that the block at `ptr` could hold without a system call; 0 for foreign addresses.
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate(layout)?;
+    /// assert!(alloc.usable_size(block.cast()) >= 1000);
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn usable_size(&self, ptr: NonNull<u8>) -> usize {
         heap::find(ptr.as_ptr().addr()).map_or(0, |b: Block| b.usable())
     }
 
     /// Figures of this allocator.
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate(layout)?;
+    /// assert_eq!((alloc.stats().live_blocks, alloc.stats().requested), (1, 1000));
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
         stats::of(self.allocator)
@@ -291,6 +489,20 @@ impl PinnedAlloc {
 
     /// Gives this allocator's idle memory back to the system; live blocks stay. Returns the bytes given back.
     /// Freed large blocks wait in a cache of the whole process: see [`trim`](crate::trim).
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate(layout)?;
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// alloc.trim();
+    /// assert_eq!(alloc.stats().idle, 0);
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn trim(&self) -> usize {
         self.allocator.release_idle()
     }
@@ -299,6 +511,13 @@ impl PinnedAlloc {
     ///
     /// # Errors
     /// The first failure, for instance the child's own lock limit; what was locked before stays so.
+    ///
+    /// ```
+    /// let alloc = pinned_alloc::PinnedAlloc::new()?;
+    /// // In a child: what of its blocks is not locked is locked now. Here nothing was lost.
+    /// assert_eq!(alloc.relock()?, 0);
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     pub fn relock(&self) -> Result<usize, Error> {
         self.allocator.relock()
     }

@@ -9,6 +9,22 @@ use core::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 /// How a block is pinned right now.
+///
+/// ```
+/// use pinned_alloc::{Pin, PinnedAlloc, traits::Fallback};
+/// use std::alloc::Layout;
+///
+/// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+/// let layout = Layout::new::<[u8; 1000]>();
+/// let block = alloc.allocate(layout)?;
+/// match alloc.info(block.cast()).unwrap().pin {
+///     Pin::Locked => println!("locked"),
+///     _ => println!("not pinned"),
+/// }
+/// // SAFETY: the block came from this allocator with this layout, and is not used again.
+/// unsafe { alloc.deallocate(block.cast(), layout) };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pin {
@@ -20,6 +36,21 @@ pub enum Pin {
 }
 
 /// What is known of one block.
+///
+/// ```
+/// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+/// use std::alloc::Layout;
+///
+/// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+/// let layout = Layout::new::<[u8; 1000]>();
+/// let block = alloc.allocate(layout)?;
+/// let i = alloc.info(block.cast()).unwrap();
+/// assert!(i.requested <= i.usable && i.usable <= i.capacity);
+/// assert_eq!(i.asked_of, alloc.handle());
+/// // SAFETY: the block came from this allocator with this layout, and is not used again.
+/// unsafe { alloc.deallocate(block.cast(), layout) };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockInfo {
@@ -41,6 +72,20 @@ pub struct BlockInfo {
 
 impl BlockInfo {
     /// Whether every byte of it is locked and resident right now.
+    ///
+    /// ```
+    /// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+    /// use std::alloc::Layout;
+    ///
+    /// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+    /// let layout = Layout::new::<[u8; 1000]>();
+    /// let block = alloc.allocate(layout)?;
+    /// let info = alloc.info(block.cast()).unwrap();
+    /// assert_eq!(info.is_pinned(), alloc.is_pinned(block.cast()));
+    /// // SAFETY: the block came from this allocator with this layout, and is not used again.
+    /// unsafe { alloc.deallocate(block.cast(), layout) };
+    /// # Ok::<(), pinned_alloc::Error>(())
+    /// ```
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         self.pin != Pin::No
@@ -63,6 +108,21 @@ pub(super) fn info(ptr: NonNull<u8>) -> Option<BlockInfo> {
 }
 
 /// Figures of one allocator, by [`PinnedAlloc::stats`](crate::PinnedAlloc::stats): the blocks that were asked of it, whoever served them. Bytes unless said otherwise.
+///
+/// ```
+/// use pinned_alloc::{PinnedAlloc, traits::Fallback};
+/// use std::alloc::Layout;
+///
+/// let alloc = PinnedAlloc::builder().fallback(Fallback::DefaultMem).build()?;
+/// let layout = Layout::new::<[u8; 1000]>();
+/// let block = alloc.allocate(layout)?;
+/// let s = alloc.stats();
+/// println!("{} bytes in {} blocks, {} locked", s.requested, s.live_blocks, s.locked);
+/// assert_eq!(s.failures, 0);
+/// // SAFETY: the block came from this allocator with this layout, and is not used again.
+/// unsafe { alloc.deallocate(block.cast(), layout) };
+/// # Ok::<(), pinned_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -109,6 +169,11 @@ pub(super) fn of(a: &'static Allocator) -> Stats {
 }
 
 /// Figures of the process, as far as this crate is concerned. Bytes unless said otherwise.
+///
+/// ```
+/// let before = pinned_alloc::process_stats();
+/// assert!(before.locked_peak >= before.locked);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ProcessStats {
