@@ -4,7 +4,7 @@ use super::large::Large;
 use super::slab::{Slab, State};
 use super::{Heap, Kind, Record};
 use crate::os::{fork, page_size};
-use crate::pages::{PagesError, Part, map, page_up};
+use crate::pages::{ForkPolicy, PagesError, Part, account, map, page_up};
 use core::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 
@@ -95,6 +95,19 @@ impl Block {
             match self.at {
                 At::Slab(s, _) => (*(*s).record.heap).spec().pinned && (*s).epoch == fork::epoch(),
                 At::Large(l) => (*l).pinned.load(Ordering::Relaxed) == fork::epoch(),
+            }
+        }
+    }
+
+    /// Whether this is a child of a fork that was not given the memory.
+    pub(crate) fn is_foreign(&self) -> bool {
+        // SAFETY: as above.
+        unsafe {
+            match self.at {
+                At::Slab(s, _) => {
+                    (*(*s).record.heap).spec().fork == ForkPolicy::DontFork && (*s).epoch != fork::epoch()
+                }
+                At::Large(l) => (*l).span.foreign(),
             }
         }
     }
@@ -261,6 +274,7 @@ impl Heap {
         g.idle += s.opened;
         // One empty slab a class waits for the next block; it is given back where memory is short, and by trim.
         if s.prev.is_null() && s.next.is_null() {
+            account::note_reusable();
             return;
         }
         g.idle -= s.opened;

@@ -109,6 +109,8 @@ struct Inner {
     idle: usize,
     /// Threads that freed a block and are still giving back its slab.
     busy: usize,
+    /// Threads that are giving back idle slabs.
+    closing: usize,
 }
 
 impl Inner {
@@ -158,6 +160,7 @@ impl Heap {
             slack: 0,
             idle: 0,
             busy: 0,
+            closing: 0,
         };
         // SAFETY: the piece is large and aligned enough, and nobody else's.
         let heap: &'static Heap = unsafe {
@@ -178,18 +181,33 @@ impl Heap {
         Ok(heap)
     }
 
-    /// Gives an empty heap to another owner.
+    /// Gives an empty heap to another owner. False, and nothing is changed, if not all of its pages could be given
+    /// back: they are of the old owner's kind.
     ///
     /// # Safety
-    /// No block of it is live, and no thread uses it or will before this returns.
-    pub(crate) unsafe fn reset(&self, spec: SpanSpec, tag: Tag) {
+    /// No block of it is live, and no thread asks it for one or will before this returns.
+    #[must_use]
+    pub(crate) unsafe fn reset(&self, spec: SpanSpec, tag: Tag) -> bool {
         self.release_idle();
+        loop {
+            let g = self.lock();
+            if g.closing == 0 {
+                if !g.chunks.is_null() {
+                    return false;
+                }
+                break;
+            }
+            // Somebody who trims is giving back the last of them.
+            drop(g);
+            std::thread::yield_now();
+        }
         // SAFETY: nobody else is here, as the caller promises.
         unsafe {
             *self.spec.get() = spec;
             *self.tag.get() = tag;
         }
         self.short_at.store(u64::MAX, Ordering::Relaxed);
+        true
     }
 
     pub(crate) fn spec(&self) -> &SpanSpec {

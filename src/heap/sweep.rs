@@ -38,9 +38,12 @@ impl Heap {
             let (opened, before) = (s.opened, g.slab_opened);
             g.idle -= opened;
             Self::unlist(&mut g, s, State::Closing);
+            g.closing += 1;
             drop(g);
             self.drop_slab(s);
-            if self.lock().slab_opened >= before {
+            let mut g = self.lock();
+            g.closing -= 1;
+            if g.slab_opened >= before {
                 return freed; // The kernel refused; it would refuse again.
             }
             freed += opened;
@@ -72,7 +75,7 @@ impl Heap {
             c.head = ptr::null_mut();
             c.opened = 0;
         }
-        (g.slab_opened, g.idle, g.large_locked, g.slack, g.busy) = (0, 0, 0, 0, 0);
+        (g.slab_opened, g.idle, g.large_locked, g.slack, g.busy, g.closing) = (0, 0, 0, 0, 0, 0);
         let mut chunk = g.chunks;
         // SAFETY: chunks and slabs of this heap are whole, under the lock; a record outlives DONTFORK, which
         // concerns the user's pages.

@@ -311,24 +311,24 @@ impl Allocator {
             }
             // A thread that has ended leaves its heap, and its pool once nothing is charged to it, to the next.
             let ended = same && owner != 0 && g != 0 && !thread::may_run(owner) && h.heap().is_empty();
-            if ended && pool_of(h.heap()).used() == 0 && self.index() == server.index() {
+            if ended && pool_of(h.heap()).used() == 0 {
                 let cell = server.pool_cell(&mut spare, g)?;
                 let tag =
                     Tag { origin: self.index(), server: server.index(), pool: (&raw const cell.pool).cast() };
                 // SAFETY: the heap is empty, and only its thread, which has ended, used it.
-                unsafe { h.heap().reset(spec, tag) };
-                h.group.store(g, Ordering::Relaxed);
-                return Ok((h.heap(), &cell.pool));
+                if unsafe { h.heap().reset(spec, tag) } {
+                    h.group.store(g, Ordering::Relaxed);
+                    return Ok((h.heap(), &cell.pool));
+                }
             }
             p = h.next.load(Ordering::Acquire);
         }
         let cell = server.pool_cell(&mut spare, g)?;
         let tag = Tag { origin: self.index(), server: server.index(), pool: (&raw const cell.pool).cast() };
-        // SAFETY: a spare sub-heap is whole, empty and nobody's.
-        let sub = if let Some(s) = unsafe { spare.heaps.as_ref() } {
-            spare.heaps = s.next.load(Ordering::Relaxed);
-            // SAFETY: as above.
-            unsafe { s.heap().reset(spec, tag) };
+        let sub = if let Some(s) = spare.take_heap(|h| {
+            // SAFETY: a spare heap is empty and nobody's.
+            unsafe { h.reset(spec, tag) }
+        }) {
             s
         } else {
             let heap = Heap::create(spec, tag)?;

@@ -64,7 +64,7 @@ fn from_environment() -> AllocatorHandle {
     match env::parse(text) {
         Ok(EnvAllocator::Predefined(h)) => h,
         Ok(EnvAllocator::Create { space, traits }) => match table::create(space, traits, Policy::DEFAULT) {
-            Ok(a) => a.handle(),
+            Ok(a) => a.give_handle(),
             Err(_) => {
                 crate::os::say(&[
                     "pinned-alloc: OMP_ALLOCATOR: no such allocator can be made here; using omp_default_mem_alloc\n",

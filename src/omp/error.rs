@@ -97,7 +97,8 @@ pub enum Error {
         /// The handle.
         handle: AllocatorHandle,
     },
-    /// The address is not the beginning of a live block of this crate.
+    /// The address is not the beginning of a live block of this crate, or this is a child of a fork that was not given
+    /// the block's memory ([`ForkPolicy::DontFork`](crate::ForkPolicy)).
     NotABlock {
         /// The address.
         addr: usize,

@@ -59,7 +59,7 @@ pub enum Lifetime {
 /// partition to fill by [`MemPartition::init`] and [`MemPartition::set_part`].
 ///
 /// It is called by allocating threads, possibly several at once, and must not allocate through the allocator it
-/// partitions for.
+/// partitions for. A panic in it is a failed allocation, which falls back.
 ///
 /// ```
 /// use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
@@ -77,7 +77,8 @@ pub enum Lifetime {
 /// ```
 pub type ComputeProc = fn(MemSpace, usize, usize, &mut MemPartition);
 
-/// Told that a partition is not needed any more; called at most once for each partition that was computed.
+/// Told that a partition is not needed any more; called once for each partition that was computed, at the latest when
+/// its partitioner is destroyed. A panic in it has no consequence but its message.
 ///
 /// ```
 /// use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
@@ -187,7 +188,7 @@ impl MemPartition {
     /// ```
     pub fn set_part(&mut self, part: usize, resource: usize, size: usize) -> Result<(), Error> {
         let node = self.space.resource(resource).ok_or(Error::Partition)?;
-        let last = part + 1 == self.count;
+        let last = part == self.count.wrapping_sub(1);
         if part >= self.count || size == 0 || (!last && !size.is_multiple_of(page_size())) {
             return Err(Error::Partition);
         }
@@ -349,7 +350,7 @@ impl MemPartitioner {
                 }
             }
             if let (Some(mut p), Some(r)) = (dead, release) {
-                r(&mut p);
+                guarded(|| r(&mut p));
             }
         }
     }
@@ -427,11 +428,14 @@ impl MemPartitioner {
         };
         // The callback is the user's: no lock is held.
         let mut p = MemPartition::new(space);
-        compute(space, size, arg, &mut p);
-        let r = p.check(size).and_then(|()| with(&p.parts[..p.count]));
+        let ran = guarded(|| compute(space, size, arg, &mut p));
+        let r = if ran { p.check(size) } else { Err(Error::Partition) };
+        let r = r.and_then(|()| with(&p.parts[..p.count]));
         let mut old = Some(p);
-        if r.is_ok() && lifetime != Lifetime::Dynamic {
-            let mut s = STATE.lock();
+        let mut s = STATE.lock();
+        // Nothing is kept for a partitioner that was destroyed meanwhile: nobody would release it.
+        let alive = s.slots.get(i).is_some_and(|s| s.generation == g && s.procs.is_some());
+        if r.is_ok() && lifetime != Lifetime::Dynamic && alive {
             let n = s.next % 4;
             s.next += 1;
             let kept = &mut s.kept[n];
@@ -446,13 +450,28 @@ impl MemPartitioner {
             drop(s);
             if let Some((_, _, Some(r))) = its {
                 let mut dead = was.1;
-                r(&mut dead);
+                guarded(|| r(&mut dead));
             }
+        } else {
+            drop(s);
         }
         if let (Some(mut p), Some(r)) = (old, release) {
-            r(&mut p);
+            guarded(|| r(&mut p));
         }
         r
+    }
+}
+
+/// Runs a callback of the user's; false if it panicked. What it was called for is half done then, and no panic may take
+/// a charge or a block along.
+fn guarded(f: impl FnOnce()) -> bool {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)) {
+        Ok(()) => true,
+        Err(payload) => {
+            // Dropping it is the user's code once more.
+            core::mem::forget(payload);
+            false
+        }
     }
 }
 

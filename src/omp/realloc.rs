@@ -47,6 +47,9 @@ pub(crate) unsafe fn reallocate(
     if r.size > isize::MAX as usize {
         return Err(Error::Size);
     }
+    if block.is_foreign() {
+        return Err(Error::NotABlock { addr: addr.as_ptr().addr() });
+    }
     let old = block.requested();
     let tag = block.heap().tag();
     let home = table::slot(tag.server).ok_or(Error::NotABlock { addr: addr.as_ptr().addr() })?;

@@ -47,7 +47,7 @@ pub fn init_allocator(
     space: MemSpace,
     traits: impl IntoIterator<Item = (i32, usize)>,
 ) -> Result<AllocatorHandle, Error> {
-    table::create(space, Traits::from_raw(traits)?, Policy::DEFAULT).map(Allocator::handle)
+    table::create(space, Traits::from_raw(traits)?, Policy::DEFAULT).map(Allocator::give_handle)
 }
 
 /// `omp_destroy_allocator`: the handle is dead afterwards; live blocks stay valid until they are freed. Predefined

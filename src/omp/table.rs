@@ -4,7 +4,8 @@
 //!   state of a slot, one atomic word:   | generation 32 | alive 1 | users 31 |
 //! ```
 //!
-//! A user is a call under way or a `PinnedAlloc`. An allocator that was destroyed keeps its record until it has no
+//! A user is a call under way or a `PinnedAlloc`. A new allocator has its maker as a user, so that nobody who guesses the
+//! handle can end it before its maker has it. An allocator that was destroyed keeps its record until it has no
 //! users, no live block is left in its heaps, and it serves no other allocator's blocks; then heaps and slot serve
 //! others. So a block may outlive its allocator, and a stale handle meets a newer generation.
 
@@ -28,6 +29,9 @@ pub(crate) const SLOTS: usize = 1 << 16;
 const CHUNK: usize = 64;
 const FIRST_USER: u32 = 16;
 const ALIVE: u64 = 1 << 31;
+/// So many users (or owners) are never counted down again: whoever forgets handles by the thousand million keeps the
+/// allocator for ever, and cannot make the count wrap.
+const STICKY: u64 = 1 << 30;
 
 /// One slot: an allocator, alive or not.
 pub(crate) struct Allocator {
@@ -67,6 +71,28 @@ pub(super) struct Spare {
 }
 // SAFETY: the pointers lead to records that are touched under the lock only while they are spare.
 unsafe impl Send for Spare {}
+
+impl Spare {
+    /// The first spare heap that `fits` takes.
+    pub(super) fn take_heap(&mut self, fits: impl Fn(&Heap) -> bool) -> Option<&'static SubHeap> {
+        let mut before: Option<&SubHeap> = None;
+        let mut p = self.heaps;
+        // SAFETY: sub-heaps are never freed; spare ones are touched under the lock that `self` is behind.
+        while let Some(s) = unsafe { p.as_ref() } {
+            let next = s.next.load(Ordering::Relaxed);
+            if fits(s.heap()) {
+                match before {
+                    Some(b) => b.next.store(next, Ordering::Relaxed),
+                    None => self.heaps = next,
+                }
+                return Some(s);
+            }
+            before = Some(s);
+            p = next;
+        }
+        None
+    }
+}
 
 fn chunk(i: usize) -> Result<*mut Allocator, PagesError> {
     let p = CHUNKS[i].load(Ordering::Acquire);
@@ -115,7 +141,8 @@ fn made(index: u32) -> Result<&'static Allocator, Error> {
     slot(index).ok_or(Error::TooMany)
 }
 
-/// Makes an allocator. Its handle is alive until [`Allocator::destroy`]; it has no users yet.
+/// Makes an allocator with the caller as its one user: ends with [`Allocator::exit`]. Its handle is alive until
+/// [`Allocator::destroy`], which anybody may call who guesses it.
 pub(crate) fn create(space: MemSpace, traits: Traits, policy: Policy) -> Result<&'static Allocator, Error> {
     traits.validate()?;
     start();
@@ -145,7 +172,7 @@ pub(crate) fn create(space: MemSpace, traits: Traits, policy: Policy) -> Result<
     a.counts.clear();
     a.owners.store(0, Ordering::Relaxed);
     let generation = ((a.state.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1).max(1);
-    a.state.store((generation as u64) << 32 | ALIVE, Ordering::Release);
+    a.state.store((generation as u64) << 32 | ALIVE | 1, Ordering::Release);
     // Last: a late `try_recycle` of the predecessor must find the slot either recycled or alive.
     a.counts.recycled.store(false, Ordering::Release);
     Ok(a)
@@ -250,11 +277,21 @@ impl Allocator {
         AllocatorHandle::user(self.index, (self.state.load(Ordering::Relaxed) >> 32) as u32)
     }
 
+    /// The handle alone, from the maker, who is a user no longer.
+    pub(crate) fn give_handle(&'static self) -> AllocatorHandle {
+        let h = self.handle();
+        self.exit();
+        h
+    }
+
     fn enter(&self, generation: u32) -> bool {
         let mut s = self.state.load(Ordering::Relaxed);
         loop {
-            if (s >> 32) as u32 != generation || s & ALIVE == 0 || s & (ALIVE - 1) == ALIVE - 1 {
+            if (s >> 32) as u32 != generation || s & ALIVE == 0 {
                 return false;
+            }
+            if s & (ALIVE - 1) >= STICKY {
+                return true;
             }
             match self.state.compare_exchange_weak(s, s + 1, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
@@ -265,7 +302,7 @@ impl Allocator {
 
     /// One user more. The caller is a user already.
     pub(crate) fn enter_again(&self) {
-        if !self.is_predefined() {
+        if !self.is_predefined() && self.state.load(Ordering::Relaxed) & (ALIVE - 1) < STICKY {
             self.state.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -277,7 +314,9 @@ impl Allocator {
             return;
         }
         let _g = LISTS.lock();
-        self.state.fetch_add(1, Ordering::Acquire);
+        if self.state.load(Ordering::Acquire) & (ALIVE - 1) < STICKY {
+            self.state.fetch_add(1, Ordering::Acquire);
+        }
     }
 
     /// One user less.
@@ -285,8 +324,9 @@ impl Allocator {
         if self.is_predefined() {
             return;
         }
-        let s = self.state.fetch_sub(1, Ordering::AcqRel);
-        if s & ALIVE == 0 && s & (ALIVE - 1) == 1 {
+        let less = |s: u64| (s & (ALIVE - 1) < STICKY).then(|| s - 1);
+        let before = self.state.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
+        if before.is_ok_and(|s| s & ALIVE == 0 && s & (ALIVE - 1) == 1) {
             self.try_recycle();
         }
     }
@@ -379,12 +419,15 @@ impl Allocator {
 
     /// One more owner: see [`disown`](Self::disown).
     pub(crate) fn own(&self) {
-        self.owners.fetch_add(1, Ordering::Relaxed);
+        if u64::from(self.owners.load(Ordering::Relaxed)) < STICKY {
+            self.owners.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// One owner less; the last one destroys the allocator.
     pub(crate) fn disown(&self) {
-        if self.owners.fetch_sub(1, Ordering::AcqRel) == 1 {
+        let less = |n: u32| (u64::from(n) < STICKY).then(|| n - 1);
+        if self.owners.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less) == Ok(1) {
             self.destroy();
         }
     }
@@ -483,5 +526,34 @@ pub(super) fn take_pool(
             next: AtomicPtr::new(ptr::null_mut()),
         });
         Ok(&*p.as_ptr())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_that_reaches_its_bound_stays() {
+        let a = create(MemSpace::Default, Traits::DEFAULT, Policy::DEFAULT).unwrap();
+        let before = a.handle();
+        a.state.fetch_add(STICKY - 3, Ordering::Relaxed);
+        a.owners.store(STICKY as u32 - 1, Ordering::Relaxed);
+        for _ in 0..10 {
+            a.enter_again();
+            a.own();
+        }
+        assert!(enter(before).is_ok());
+        let users = a.state.load(Ordering::Relaxed) & (ALIVE - 1);
+        assert_eq!((users, a.owners.load(Ordering::Relaxed)), (STICKY, STICKY as u32));
+        for _ in 0..20 {
+            a.disown();
+            a.exit();
+        }
+        assert_eq!(a.state.load(Ordering::Relaxed) & (ALIVE - 1), STICKY);
+        assert!(a.is_alive() && a.handle() == before);
+        a.destroy();
+        assert!(enter(before).is_err());
+        assert!(!a.counts.recycled.load(Ordering::Relaxed), "who still uses it is not known any more");
     }
 }

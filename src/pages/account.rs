@@ -51,7 +51,7 @@ pub(super) fn sub_locked(bytes: usize) {
     RELEASES.fetch_add(1, Relaxed);
 }
 /// Takes note of locked bytes that wait for another user.
-pub(super) fn note_reusable() {
+pub(crate) fn note_reusable() {
     RELEASES.fetch_add(1, Relaxed);
 }
 pub(super) fn add_mapped(bytes: usize) {

@@ -94,7 +94,9 @@ impl PagesError {
         if !matches!(os.errno, libc::ENOMEM | libc::EAGAIN | libc::EPERM) {
             return Cause::Other;
         }
-        let l = Limits::read();
+        let mut l = Limits::read();
+        // Where /proc cannot be read (no descriptor is left), what this crate locked is known all the same.
+        l.vm_locked = l.vm_locked.max(super::account::locked() as u64);
         // The failed range was given back before this, so the kernel's figure is what the caller will find.
         // `mlock` answers ENOMEM or EPERM; a mapping that would be locked, by growing or by `mlockall(MCL_FUTURE)`,
         // EAGAIN. So ENOMEM from the latter is something else, however long the range.

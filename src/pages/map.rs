@@ -5,8 +5,8 @@
 //!            ROOT[2^17] ----> leaf[2^18] ----> record
 //! ```
 //!
-//! Two loads answer for any address at all, also one that was never ours: 47-bit user addresses are covered
-//! whole, larger ones have no record. A leaf covers 1 GiB and is 2 MiB of untouched zero pages until used: the
+//! Two loads answer for any address at all, also one that was never ours. Covered is what `mmap` gives out unless it is
+//! asked for more: 47 bits on x86-64, 48 elsewhere (a root of twice the size). Larger addresses have no record. A leaf covers 1 GiB and is 2 MiB of untouched zero pages until used: the
 //! map costs 8 bytes for a page of ours. Leaves are never freed.
 
 use super::PagesError;
@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 const PAGE_SHIFT: u32 = 12;
 const LEAF_BITS: u32 = 18;
-const ROOT_BITS: u32 = 47 - PAGE_SHIFT - LEAF_BITS;
+const ADDRESS_BITS: u32 = if cfg!(target_arch = "x86_64") { 47 } else { 48 };
+const ROOT_BITS: u32 = ADDRESS_BITS - PAGE_SHIFT - LEAF_BITS;
 const LEAF_LEN: usize = 1 << LEAF_BITS;
 
 type Leaf = [AtomicPtr<()>; LEAF_LEN];
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn any_address_is_answered() {
-        for a in [0, 1, 4095, 1 << 46, (1 << 47) - 1, 1 << 47, 1 << 63, usize::MAX] {
+        for a in [0, 1, 4095, 1 << 46, (1 << 47) - 1, 1 << ADDRESS_BITS, 1 << 63, usize::MAX] {
             assert!(get(a).is_null(), "{a:#x}");
         }
         let rec: *mut () = ptr::dangling_mut::<u64>().cast();
@@ -96,6 +97,10 @@ mod tests {
         assert!(get(base + 4 * 4096).is_null());
         clear(base, 4 * 4096);
         assert!(get(base).is_null());
-        assert!(set(1 << 47, 4096, rec).is_err());
+        assert!(set(1 << ADDRESS_BITS, 4096, rec).is_err());
+        let last = (1 << ADDRESS_BITS) - 4096; // the highest page is covered
+        set(last, 4096, rec).unwrap();
+        assert_eq!(get(last + 1), rec);
+        clear(last, 4096);
     }
 }

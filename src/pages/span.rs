@@ -358,7 +358,7 @@ impl Span {
     }
 
     /// Whether the range belongs to the parent alone: this is a child, and it was not given the pages.
-    fn foreign(&self) -> bool {
+    pub(crate) fn foreign(&self) -> bool {
         self.spec.fork == ForkPolicy::DontFork && self.epoch != fork::epoch()
     }
 

@@ -1,7 +1,7 @@
 //! The typed way to an allocator.
 
 use super::PinnedAlloc;
-use crate::omp::table;
+use crate::omp::table::{self, Allocator};
 use crate::omp::traits::{
     Access, Alignment, AtomicScope, Fallback, Partition, SyncHint, TargetAccess, Traits,
 };
@@ -433,6 +433,6 @@ impl AllocatorBuilder {
     /// # Ok::<(), pinned_alloc::Error>(())
     /// ```
     pub fn into_handle(self) -> Result<AllocatorHandle, Error> {
-        table::create(self.space, self.traits, self.policy).map(|a| a.handle())
+        table::create(self.space, self.traits, self.policy).map(Allocator::give_handle)
     }
 }

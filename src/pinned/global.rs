@@ -129,7 +129,6 @@ impl PinnedGlobal {
         traits.pool_size = (self.cap != 0).then_some(self.cap);
         let policy = Policy { fork: self.fork, ..Policy::DEFAULT };
         let a = table::create(MemSpace::Default, traits, policy).ok()?;
-        a.enter_again();
         let p = (&raw const *a).cast_mut();
         match self.allocator.compare_exchange(ptr::null_mut(), p, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Some(a),

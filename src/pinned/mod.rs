@@ -104,7 +104,6 @@ impl PinnedAlloc {
 
     pub(crate) fn from_parts(space: MemSpace, traits: Traits, policy: Policy) -> Result<Self, Error> {
         let allocator = table::create(space, traits, policy)?;
-        allocator.enter_again();
         allocator.own();
         Ok(Self { allocator, owner: true })
     }
