@@ -71,9 +71,9 @@ fn heaps_of_ended_threads_are_used_again_through_a_fallback() {
         let b = AllocatorBuilder::new().access(Access::Thread).pinned(true).build().unwrap();
         let a = AllocatorBuilder::new().pool_size(1).fallback_to(&b).build().unwrap();
         for _ in 0..50 {
-            std::thread::scope(|s| {
-                s.spawn(|| pair(&a, 100));
-            });
+            // Joined by its handle: a scope does not wait for what a thread does at its very end.
+            let a = a.clone();
+            std::thread::spawn(move || pair(&a, 100)).join().unwrap();
         }
         assert!(process_stats().mapped <= 4 * 4096, "{:?}", process_stats());
     });
