@@ -3,11 +3,11 @@
 mod common;
 
 use common::{Situation, alone, alone_in, room};
-use pinned_alloc::os::procfs;
+use pinned_alloc::os::{limits, procfs};
 use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
 use pinned_alloc::traits::{Access, Fallback, Partition};
 use pinned_alloc::{
-    AllocatorBuilder, AllocatorHandle, Error, ForkPolicy, MemSpace, PinnedAlloc, ReallocPolicy,
+    AllocatorBuilder, AllocatorHandle, Error, ForkPolicy, MemSpace, PinnedAlloc, ReallocPolicy, Reserve,
     process_stats, routines, trim,
 };
 use std::alloc::Layout;
@@ -228,4 +228,31 @@ fn forgotten_clones_keep_the_allocator() {
     let again = PinnedAlloc::from_handle(h).unwrap();
     assert_eq!(again.handle(), h);
     routines::destroy_allocator(h);
+}
+
+/// More than the machine has was refused by a plain allocation only; a growth, or a reservation, was begun and ended by
+/// the OOM killer.
+#[test]
+fn more_than_the_machine_has_is_an_error_on_every_way() {
+    alone("more_than_the_machine_has_is_an_error_on_every_way", || {
+        if limits::overcommit_memory() == Some(1) {
+            return; // the machine's owner has asked for no such check
+        }
+        let too_much = 1 << 44;
+        for reserve in [None, Some(Reserve::Times(2))] {
+            let mut b = AllocatorBuilder::new().fallback(Fallback::Null);
+            if let Some(r) = reserve {
+                b = b.reserve(r);
+            }
+            let a = b.build().unwrap();
+            assert!(a.allocate(layout(too_much)).is_err());
+            let p = a.allocate(layout(20_000)).unwrap();
+            for policy in [ReallocPolicy::MayMove, ReallocPolicy::Fixed] {
+                // SAFETY: a live block of this allocator and layout.
+                assert!(unsafe { a.realloc(p.cast(), layout(20_000), too_much, policy) }.is_err());
+            }
+            // SAFETY: as above; not used again.
+            unsafe { a.deallocate(p.cast(), layout(20_000)) };
+        }
+    });
 }

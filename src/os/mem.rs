@@ -33,12 +33,14 @@ fn mmap(at: Option<usize>, len: usize, prot: ProtFlags, flags: MapFlags) -> Resu
     r.map(|p| p.as_ptr().expose_provenance()).map_err(|e| err(Call::Mmap, e, a, len))
 }
 
-/// Reserves `len` bytes of address space: no access, no memory, no commit charge.
+/// Reserves `len` bytes of address space: no access, no memory, no commit charge. What is opened of it later is charged
+/// then, and refused if it is more than the machine has: so not with `MAP_NORESERVE`, which would take the kernel's
+/// word away and leave it to the OOM killer.
 ///
 /// After `mlockall(MCL_FUTURE)` by the host program the kernel counts such a range as locked; it is unlocked at
 /// once, so that a reservation never costs head-room.
 pub(crate) fn reserve(len: usize) -> Result<usize, OsError> {
-    let a = mmap(None, len, ProtFlags::PROT_NONE, MapFlags::MAP_NORESERVE)?;
+    let a = mmap(None, len, ProtFlags::PROT_NONE, MapFlags::empty())?;
     // A failure leaves the range counted, which the caller can do nothing about; the lock of a range without
     // access has no other effect.
     let _ = unlock(a, len);
@@ -47,8 +49,7 @@ pub(crate) fn reserve(len: usize) -> Result<usize, OsError> {
 
 /// As [`reserve`], at `addr` and only if nothing is mapped there (`EEXIST` otherwise).
 pub(crate) fn reserve_at(addr: usize, len: usize) -> Result<(), OsError> {
-    let a =
-        mmap(Some(addr), len, ProtFlags::PROT_NONE, MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED_NOREPLACE)?;
+    let a = mmap(Some(addr), len, ProtFlags::PROT_NONE, MapFlags::MAP_FIXED_NOREPLACE)?;
     if a != addr {
         // Kernels before 4.17 take the flag for a hint.
         let _ = unmap(a, len);

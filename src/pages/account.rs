@@ -46,9 +46,14 @@ pub(super) fn add_locked(bytes: usize) {
     let now = LOCKED.fetch_add(bytes, Relaxed) + bytes;
     LOCKED_PEAK.fetch_max(now, Relaxed);
 }
-pub(super) fn sub_locked(bytes: usize) {
+/// To be called *before* bytes are unlocked, so that the count, and its peak, never exceed the kernel's while other
+/// threads lock what becomes free; then [`note_reusable`], or [`keep_locked`] if the kernel refused.
+pub(super) fn unlocking(bytes: usize) {
     LOCKED.fetch_sub(bytes, Relaxed);
-    RELEASES.fetch_add(1, Relaxed);
+}
+/// Takes [`unlocking`] back.
+pub(super) fn keep_locked(bytes: usize) {
+    LOCKED.fetch_add(bytes, Relaxed);
 }
 /// Takes note of locked bytes that wait for another user.
 pub(crate) fn note_reusable() {

@@ -196,21 +196,19 @@ impl Span {
         let at = self.start + new;
         let gone = self.opened - new;
         let had_reserve = self.capacity() > self.opened;
-        if keep || had_reserve {
-            if !super::span::give_back(at, gone, self.locked.saturating_sub(new)) {
-                return;
-            }
-        } else if mem::unmap(at, gone).is_ok() {
+        let unlocked = self.locked_now().saturating_sub(new);
+        account::unlocking(unlocked);
+        let cut = !keep && !had_reserve && mem::unmap(at, gone).is_ok();
+        if cut {
             self.reserved = new + (self.start - self.base);
         } else if !super::span::give_back(at, gone, self.locked.saturating_sub(new)) {
+            account::keep_locked(unlocked);
             return;
         }
         account::sub_mapped(gone);
+        account::note_reusable();
         self.opened = new;
-        if self.spec.pinned {
-            account::sub_locked(self.locked_now().saturating_sub(new));
-            self.locked = self.locked.min(new);
-        }
+        self.locked = self.locked.min(new);
         self.cut_segments(new);
     }
 

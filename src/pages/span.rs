@@ -337,13 +337,14 @@ impl Span {
             account::sub_mapped(len);
             return true;
         }
+        let locked = if self.spec.pinned && epoch == fork::epoch() { len } else { 0 };
+        account::unlocking(locked);
         if !give_back(at, len, if self.spec.pinned { len } else { 0 }) {
+            account::keep_locked(locked);
             return false;
         }
         account::sub_mapped(len);
-        if self.spec.pinned && epoch == fork::epoch() {
-            account::sub_locked(len);
-        }
+        account::note_reusable();
         true
     }
 
@@ -441,8 +442,9 @@ impl Span {
         if self.foreign() {
             return;
         }
+        account::unlocking(self.locked_now());
         discard(self.base, self.reserved);
-        account::sub_locked(self.locked_now());
+        account::note_reusable();
     }
 }
 
