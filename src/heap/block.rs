@@ -1,10 +1,10 @@
 //! A live block, found from its address.
 
 use super::large::Large;
-use super::slab::{Slab, State};
+use super::slab::Slab;
 use super::{Heap, Kind, Record};
 use crate::os::{fork, page_size};
-use crate::pages::{ForkPolicy, PagesError, Part, account, map, page_up};
+use crate::pages::{ForkPolicy, PagesError, Part, map, page_up};
 use core::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 
@@ -145,7 +145,11 @@ impl Block {
     pub(crate) unsafe fn free(self) {
         let heap = self.heap();
         match self.at {
-            At::Slab(slab, i) => heap.free_small(slab, i),
+            At::Slab(slab, i) => {
+                // SAFETY: as above.
+                let s = unsafe { &*slab };
+                heap.free_small(slab, ptr::with_exposed_provenance_mut(s.base + i * s.block));
+            }
             At::Large(large) => heap.free_large(large),
         }
     }
@@ -165,10 +169,7 @@ impl Block {
                 if new > s.block {
                     return Err(NoGrowth::NoRoom);
                 }
-                let mut g = self.heap().lock();
-                let old = s.size_of(i).swap(new as u16, Ordering::Relaxed) as usize;
-                g.requested = g.requested - old + new;
-                g.requested_peak = g.requested_peak.max(g.requested);
+                s.size_of(i).store(new as u16, Ordering::Relaxed);
                 Ok(())
             }
             At::Large(large) => {
@@ -238,53 +239,13 @@ impl Block {
         g.slack = (g.slack + l.span.slack()).saturating_sub(before.1);
         if let Some(new) = new {
             let old = l.requested.swap(new, Ordering::Relaxed);
-            g.requested = g.requested - old + new;
-            g.requested_peak = g.requested_peak.max(g.requested);
+            g.large_requested = g.large_requested - old + new;
+            g.note_peak();
         }
     }
 }
 
 impl Heap {
-    fn free_small(&self, slab: *mut Slab, i: usize) {
-        let mut g = self.lock();
-        // SAFETY: the slab holds the block that is being freed, so it is whole; under the lock.
-        let s = unsafe { &mut *slab };
-        let size = s.size_of(i).load(Ordering::Relaxed) as usize;
-        if size == 0 {
-            return; // Freed twice at once by two threads: the first one did it.
-        }
-        s.give(i);
-        g.live_blocks -= 1;
-        g.requested -= size;
-        match s.state {
-            State::Full => Self::list(&mut g, s),
-            State::Listed | State::Opening | State::Closing | State::Stale => {}
-        }
-        if s.used != 0 || s.state == State::Opening {
-            return;
-        }
-        if s.state == State::Stale {
-            s.state = State::Closing;
-            g.busy += 1;
-            drop(g);
-            self.drop_slab(s);
-            self.lock().busy -= 1;
-            return;
-        }
-        g.idle += s.opened;
-        // One empty slab a class waits for the next block; it is given back where memory is short, and by trim.
-        if s.prev.is_null() && s.next.is_null() {
-            account::note_reusable();
-            return;
-        }
-        g.idle -= s.opened;
-        Self::unlist(&mut g, s, State::Closing);
-        g.busy += 1;
-        drop(g);
-        self.drop_slab(s);
-        self.lock().busy -= 1;
-    }
-
     fn free_large(&self, large: *mut Large) {
         let mut g = self.lock();
         // SAFETY: the record of the block that is being freed is whole; list neighbours are, under the lock.
@@ -297,8 +258,8 @@ impl Heap {
             if let Some(n) = l.next.as_mut() {
                 n.prev = l.prev;
             }
-            g.live_blocks -= 1;
-            g.requested -= l.requested.load(Ordering::Relaxed);
+            g.larges_live -= 1;
+            g.large_requested -= l.requested.load(Ordering::Relaxed);
             g.large_locked = g.large_locked.saturating_sub(l.span.locked_now());
             g.slack = g.slack.saturating_sub(l.span.slack());
             drop(g);

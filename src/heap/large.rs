@@ -4,7 +4,7 @@ use super::{Heap, Kind, Record};
 use crate::pages::{PagesError, Span, map, meta};
 use core::mem::ManuallyDrop;
 use core::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 #[repr(C)]
 pub(super) struct Large {
@@ -43,7 +43,7 @@ impl Large {
         // SAFETY: the piece is large and aligned enough (64 bytes at least), and nobody else's.
         unsafe {
             p.write(Large {
-                record: Record { kind: Kind::Large, heap },
+                record: Record { key: AtomicU64::new(0), kind: Kind::Large, heap },
                 span: ManuallyDrop::new(span),
                 requested: AtomicUsize::new(requested),
                 start: AtomicUsize::new(start),

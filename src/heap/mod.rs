@@ -9,24 +9,56 @@
 //!   address ──page map──> Slab or Large record ──> Heap ──> Tag (who asked, who serves, whose pool)
 //! ```
 //!
-//! One lock a heap, never held across a system call: a slab that is opened further leaves its list for that
-//! time, and other threads use another. Heaps live in memory that is never freed and are used again.
+//! Small blocks come and go through what each thread keeps ready ([`local`]), without a lock; the heap itself
+//! ([`small`]) is asked for many at a time. It has one lock, never held across a system call: a slab that is opened
+//! further leaves its list for that time, and other threads use another. Heaps live in memory that is never freed and
+//! are used again.
 
+mod bias;
 mod block;
 mod class;
 mod large;
+mod local;
 mod slab;
+mod small;
 mod sweep;
 
+/// What [`bias`] is made of.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// The owner's writes and reads stay in order as far as the compiler is concerned.
+    #[inline(always)]
+    pub(super) fn owner_fence() {
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn barrier_everywhere() {
+        crate::os::barrier::everywhere();
+    }
+
+    /// While another thread is about to leave. It may have been taken off its processor, by this thread if that one is
+    /// of a real-time priority: so sleep after a while.
+    pub(super) fn pause(n: u32) {
+        match n {
+            0..64 => std::hint::spin_loop(),
+            64..128 => std::thread::yield_now(),
+            _ => std::thread::sleep(std::time::Duration::from_micros(50)),
+        }
+    }
+}
+
 pub(crate) use block::{Block, Growth, find};
+pub(crate) use local::{give, take};
+pub(crate) use small::on_late_return;
 pub(crate) use sweep::{claim_all, lock_all, reclaim_idle, unlock_all};
 
 use crate::os::lock::{Guard, Lock};
 use crate::os::{fork, page_size};
-use crate::pages::{PagesError, Part, Span, SpanSpec, account, cache, map, meta, meta::Use, page_up};
+use crate::pages::{PagesError, Part, Span, SpanSpec, account, cache, meta, meta::Use, page_up};
 use core::ptr::{self, NonNull};
 use large::Large;
-use slab::{CHUNK, CHUNK_SLABS, Chunk, Slab, State};
+use slab::{Chunk, Slab, State};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// What the first bytes of every record in the page map say.
@@ -37,9 +69,10 @@ enum Kind {
     Large = 2,
 }
 
-#[derive(Clone, Copy)]
 #[repr(C)]
 struct Record {
+    /// The heap's key, under which threads keep blocks of a slab; 0 where they may not.
+    key: AtomicU64,
     kind: Kind,
     heap: *const Heap,
 }
@@ -53,6 +86,8 @@ pub(crate) struct Tag {
     pub(crate) server: u32,
     /// The pool they are charged to.
     pub(crate) pool: *const (),
+    /// Whether that pool counts: a free must not pass it by.
+    pub(crate) charged: bool,
 }
 
 /// A request for a block.
@@ -91,18 +126,29 @@ pub(crate) struct HeapStats {
 }
 
 struct Class {
+    /// Slabs with a free block.
     head: *mut Slab,
+    /// Slabs with more to open.
+    growing: *mut Slab,
+    /// Open bytes of the class's slabs, idle ones not among them.
     opened: usize,
 }
 
 struct Inner {
     epoch: u32,
     classes: [Class; class::COUNT],
+    /// Slabs without a block, by their size; see [`small`].
+    idle_slabs: [*mut Slab; 2],
     chunks: *mut Chunk,
     larges: *mut Large,
-    live_blocks: usize,
-    requested: usize,
+    /// Blocks of slabs that are live or kept ready by a thread.
+    out: usize,
+    larges_live: usize,
+    large_requested: usize,
     requested_peak: usize,
+    /// Bytes asked for in live small blocks when they were last added up, and how much was open then.
+    small_seen: usize,
+    seen_at: usize,
     slab_opened: usize,
     large_locked: usize,
     slack: usize,
@@ -114,11 +160,40 @@ struct Inner {
 }
 
 impl Inner {
-    /// One block more, of so many requested bytes.
-    fn count(&mut self, requested: usize) {
-        self.live_blocks += 1;
-        self.requested += requested;
-        self.requested_peak = self.requested_peak.max(self.requested);
+    /// Small blocks that are live, the bytes asked for in them, and the open bytes of slabs without any. Takes a walk over
+    /// all marks.
+    fn small_live(&self) -> (usize, usize, usize) {
+        let (mut blocks, mut bytes, mut idle) = (0, 0, 0);
+        let mut chunk = self.chunks;
+        // SAFETY: chunks and slabs of this heap are whole, under its lock.
+        unsafe {
+            while let Some(c) = chunk.as_ref() {
+                for s in c.slabs {
+                    let Some(s) = s.as_ref() else { continue };
+                    let (n, b) = s.live();
+                    blocks += n;
+                    bytes += b;
+                    if n == 0 && s.state != State::Stale {
+                        idle += s.opened;
+                    }
+                }
+                chunk = c.next;
+            }
+        }
+        (blocks, bytes, idle)
+    }
+
+    /// Adds up what is live; gives blocks, bytes and the open bytes of slabs without a live block.
+    fn see(&mut self) -> (usize, usize, usize) {
+        let (blocks, bytes, idle) = self.small_live();
+        self.small_seen = bytes;
+        self.seen_at = self.slab_opened;
+        self.note_peak();
+        (blocks + self.larges_live, bytes + self.large_requested, idle)
+    }
+
+    fn note_peak(&mut self) {
+        self.requested_peak = self.requested_peak.max(self.small_seen + self.large_requested);
     }
 }
 
@@ -130,6 +205,10 @@ pub(crate) struct Heap {
     next: AtomicPtr<Heap>,
     /// [`account::releases`] at the last shortage; see `skip`.
     short_at: AtomicU64,
+    /// Under which threads keep blocks of it; 0: they may not.
+    key: AtomicU64,
+    /// How many threads keep blocks of it, or are about to.
+    trays: AtomicUsize,
     /// The smallest size that failed then.
     short_size: AtomicUsize,
     skipped: AtomicUsize,
@@ -149,12 +228,17 @@ impl Heap {
         let p = meta::alloc(size_of::<Heap>(), Use::Other)?.cast::<Heap>();
         let inner = Inner {
             epoch: fork::epoch(),
-            classes: [const { Class { head: ptr::null_mut(), opened: 0 } }; class::COUNT],
+            classes: [const { Class { head: ptr::null_mut(), growing: ptr::null_mut(), opened: 0 } };
+                class::COUNT],
+            idle_slabs: [ptr::null_mut(); 2],
             chunks: ptr::null_mut(),
             larges: ptr::null_mut(),
-            live_blocks: 0,
-            requested: 0,
+            out: 0,
+            larges_live: 0,
+            large_requested: 0,
             requested_peak: 0,
+            small_seen: 0,
+            seen_at: 0,
             slab_opened: 0,
             large_locked: 0,
             slack: 0,
@@ -170,6 +254,8 @@ impl Heap {
                 inner: Lock::new(inner),
                 next: AtomicPtr::new(ptr::null_mut()),
                 short_at: AtomicU64::new(u64::MAX),
+                key: AtomicU64::new(local::new_key()),
+                trays: AtomicUsize::new(0),
                 short_size: AtomicUsize::new(usize::MAX),
                 skipped: AtomicUsize::new(0),
             });
@@ -207,7 +293,13 @@ impl Heap {
             *self.tag.get() = tag;
         }
         self.short_at.store(u64::MAX, Ordering::Relaxed);
+        self.key.store(local::new_key(), Ordering::SeqCst);
         true
+    }
+
+    /// The key under which threads keep blocks of it; 0 once it is closed.
+    pub(crate) fn key(&self) -> u64 {
+        self.key.load(Ordering::SeqCst)
     }
 
     pub(crate) fn spec(&self) -> &SpanSpec {
@@ -228,21 +320,40 @@ impl Heap {
         g
     }
 
-    /// Whether no block is live and no thread is still busy with one that was.
+    /// Whether no block is live and no thread is still busy with one that was. Of a heap that is not closed, blocks that
+    /// threads keep ready count as live.
     pub(crate) fn is_empty(&self) -> bool {
         let g = self.lock();
-        g.live_blocks == 0 && g.busy == 0
+        g.out == 0 && g.larges_live == 0 && g.busy == 0
+    }
+
+    /// What the records of its slabs say: the key, or one that no slot has where a free must go the long way.
+    fn record_key(&self) -> u64 {
+        match self.key() {
+            0 => 0,
+            k => k | u64::from(self.tag().charged),
+        }
+    }
+
+    fn swap_key(&self, key: u64) -> u64 {
+        self.key.swap(key, Ordering::SeqCst)
+    }
+
+    /// Sets the heap right if this is the child of a fork.
+    fn settle(&self) {
+        drop(self.lock());
     }
 
     pub(crate) fn stats(&self) -> HeapStats {
-        let g = self.lock();
+        let mut g = self.lock();
+        let (live_blocks, requested, idle) = g.see();
         HeapStats {
-            live_blocks: g.live_blocks,
-            requested: g.requested,
+            live_blocks,
+            requested,
             requested_peak: g.requested_peak,
             slack: g.slack,
             locked: if self.spec().pinned { g.slab_opened + g.large_locked } else { 0 },
-            idle: g.idle,
+            idle,
         }
     }
 
@@ -250,9 +361,16 @@ impl Heap {
     /// nothing has been given back since. Every 256th is made all the same, since others may have unlocked memory, or
     /// the limit may have been raised. Only for callers with a fallback.
     pub(crate) fn skip(&self, size: usize) -> bool {
-        self.short_at.load(Ordering::Relaxed) == account::releases()
-            && size >= self.short_size.load(Ordering::Relaxed)
-            && self.skipped.fetch_add(1, Ordering::Relaxed) % 256 != 255
+        let short = || {
+            self.short_at.load(Ordering::Relaxed) == account::releases()
+                && size >= self.short_size.load(Ordering::Relaxed)
+        };
+        if !short() {
+            return false;
+        }
+        // What this thread has freed since may make up a page.
+        local::empty_mine();
+        short() && self.skipped.fetch_add(1, Ordering::Relaxed) % 256 != 255
     }
 
     fn note_shortage(&self, size: usize) {
@@ -268,10 +386,7 @@ impl Heap {
     ///
     /// # Errors
     /// The pages could not be had, also after every idle span of the process was given back.
-    pub(crate) fn alloc(&self, r: &Request<'_>) -> Result<Grant, PagesError> {
-        if let Some(g) = self.alloc_ready(r) {
-            return Ok(g);
-        }
+    pub(crate) fn alloc(&'static self, r: &Request<'_>) -> Result<Grant, PagesError> {
         match self.alloc_once(r) {
             Err(e) if e.is_shortage() => {
                 let r2 = if reclaim_idle() != 0 { self.alloc_once(r) } else { Err(e) };
@@ -285,28 +400,31 @@ impl Heap {
     }
 
     /// Serves a small request from what is open already; no system call.
-    pub(crate) fn alloc_ready(&self, r: &Request<'_>) -> Option<Grant> {
+    pub(crate) fn alloc_ready(&'static self, r: &Request<'_>) -> Option<Grant> {
         let class = self.class_for(r)?;
-        let mut g = self.lock();
-        let slab = g.classes[class].head;
-        if slab.is_null() {
-            return None;
-        }
-        // SAFETY: slabs in a list are whole, and touched under this lock only.
-        let s = unsafe { &mut *slab };
-        if !s.has_free() {
-            return None;
-        }
-        let grant = Self::take(&mut g, s, r.size)?;
-        drop(g);
-        Some(Self::finish(grant, r))
+        let p = self.take_local(class, r.size).ok().or_else(|| self.draw_one(class, r.size))?;
+        Some(Self::finish(p, class, r))
     }
 
-    fn alloc_once(&self, r: &Request<'_>) -> Result<Grant, PagesError> {
+    fn alloc_once(&'static self, r: &Request<'_>) -> Result<Grant, PagesError> {
         match self.class_for(r) {
-            Some(class) => self.alloc_small(class, r),
+            Some(class) => {
+                let p = match self.take_local(class, r.size) {
+                    Ok(p) => p,
+                    Err(most) => self.draw(class, r.size, most)?,
+                };
+                Ok(Self::finish(p, class, r))
+            }
             None => self.alloc_large(r),
         }
+    }
+
+    fn finish(ptr: NonNull<u8>, class: usize, r: &Request<'_>) -> Grant {
+        if r.zero {
+            // SAFETY: the block was just handed out and has that many bytes.
+            unsafe { ptr::write_bytes(ptr.as_ptr(), 0, r.size) };
+        }
+        Grant { ptr, usable: class::bytes(class) }
     }
 
     /// The class of a request that slabs can serve. Reservations up to a page are met by the class; partitioned
@@ -317,269 +435,6 @@ impl Heap {
             return None;
         }
         class::find(r.size.max(r.reserve), r.align)
-    }
-
-    fn finish((ptr, usable, zero): (NonNull<u8>, usize, bool), r: &Request<'_>) -> Grant {
-        if r.zero && !zero {
-            // SAFETY: the block was just handed out and has `usable` bytes.
-            unsafe { ptr::write_bytes(ptr.as_ptr(), 0, usable) };
-        }
-        Grant { ptr, usable }
-    }
-
-    /// Takes a block of a listed slab; the slab leaves its list when it has no more to give.
-    fn take(g: &mut Inner, s: &mut Slab, size: usize) -> Option<(NonNull<u8>, usize, bool)> {
-        if s.used == 0 {
-            g.idle -= s.opened;
-        }
-        let (i, zero) = s.take(size)?;
-        g.count(size);
-        if !s.has_free() && !s.can_open() {
-            Self::unlist(g, s, State::Full);
-        }
-        let addr = s.base + i * s.block;
-        Some((NonNull::new(ptr::with_exposed_provenance_mut(addr))?, s.block, zero))
-    }
-
-    fn unlist(g: &mut Inner, s: &mut Slab, state: State) {
-        debug_assert_eq!(s.state, State::Listed);
-        // SAFETY: neighbours in a list are whole slabs of the same heap, under the lock `g` stands for.
-        unsafe {
-            match s.prev.as_mut() {
-                Some(p) => p.next = s.next,
-                None => g.classes[s.class].head = s.next,
-            }
-            if let Some(n) = s.next.as_mut() {
-                n.prev = s.prev;
-            }
-        }
-        s.prev = ptr::null_mut();
-        s.next = ptr::null_mut();
-        s.state = state;
-    }
-
-    fn list(g: &mut Inner, s: &mut Slab) {
-        debug_assert_ne!(s.state, State::Listed);
-        let head = g.classes[s.class].head;
-        s.prev = ptr::null_mut();
-        s.next = head;
-        // SAFETY: as in `unlist`.
-        if let Some(h) = unsafe { head.as_mut() } {
-            h.prev = s;
-        }
-        g.classes[s.class].head = s;
-        s.state = State::Listed;
-    }
-
-    fn alloc_small(&self, class: usize, r: &Request<'_>) -> Result<Grant, PagesError> {
-        loop {
-            let mut g = self.lock();
-            let head = g.classes[class].head;
-            // SAFETY: a listed slab is whole, and touched under this lock only.
-            let slab = match unsafe { head.as_mut() } {
-                Some(s) if s.has_free() => {
-                    if let Some(b) = Self::take(&mut g, s, r.size) {
-                        drop(g);
-                        return Ok(Self::finish(b, r));
-                    }
-                    continue;
-                }
-                Some(s) => {
-                    Self::unlist(&mut g, s, State::Opening);
-                    drop(g);
-                    s
-                }
-                None => {
-                    drop(g);
-                    // SAFETY: a new slab in state Opening belongs to this thread until it is listed.
-                    unsafe { &mut *self.new_slab(class)?.as_ptr() }
-                }
-            };
-            self.open_more(slab)?;
-        }
-    }
-
-    /// Opens the next step of a slab in state Opening, which this thread owns, and lists it.
-    fn open_more(&self, slab: &mut Slab) -> Result<(), PagesError> {
-        let mut step = slab.next_step(self.lock().classes[slab.class].opened);
-        let at = slab.base + slab.opened;
-        // SAFETY: the chunk of a slab lives as long as the slab; its span is not changed by opening pieces.
-        let span = unsafe { &(*slab.chunk).span };
-        let mut opened = span.open_piece(at, step);
-        // What is left of a limit may hold one more block, if not a whole step.
-        let least = slab.next_step(0);
-        if least < step && opened.is_err_and(|e| e.is_shortage()) {
-            step = least;
-            opened = span.open_piece(at, step);
-        }
-        let mut g = self.lock();
-        match opened {
-            Ok(()) => {
-                slab.add_opened(step);
-                // New, or freed whole while it was being opened.
-                if slab.used == 0 {
-                    g.idle += slab.opened;
-                }
-                g.classes[slab.class].opened += step;
-                g.slab_opened += step;
-                Self::list(&mut g, slab);
-                Ok(())
-            }
-            Err(e) => {
-                // The slab stays, for a smaller step or a better time, unless it has nothing at all.
-                if slab.has_free() || slab.can_open() && slab.opened != 0 {
-                    if slab.used == 0 {
-                        g.idle += slab.opened;
-                    }
-                    Self::list(&mut g, slab);
-                    drop(g);
-                } else if slab.opened != 0 {
-                    slab.state = State::Full;
-                    drop(g);
-                } else {
-                    drop(g);
-                    self.drop_slab(slab);
-                }
-                Err(e)
-            }
-        }
-    }
-
-    /// A slab in state Opening with nothing open, from a chunk with room or a new one.
-    fn new_slab(&self, class: usize) -> Result<NonNull<Slab>, PagesError> {
-        let bytes = slab::slab_bytes(class::bytes(class));
-        let (chunk, slot) = loop {
-            let mut g = self.lock();
-            let mut c = g.chunks;
-            // SAFETY: chunks in the list are whole and touched under this lock only.
-            let found = unsafe {
-                loop {
-                    match c.as_mut() {
-                        None => break None,
-                        Some(k) if k.slab_bytes == bytes => match k.free_slot() {
-                            Some(slot) => {
-                                k.taken |= 1 << slot;
-                                break Some((c, slot));
-                            }
-                            None => c = k.next,
-                        },
-                        Some(k) => c = k.next,
-                    }
-                }
-            };
-            drop(g);
-            if let Some(f) = found {
-                break f;
-            }
-            let span = Span::reserve(*self.spec(), CHUNK, page_size())?;
-            let p = match meta::alloc(size_of::<Chunk>(), Use::Other) {
-                Ok(p) => p.cast::<Chunk>(),
-                Err(e) => {
-                    span.release();
-                    return Err(e);
-                }
-            };
-            g = self.lock();
-            // SAFETY: the piece is large and aligned enough and nobody else's.
-            unsafe {
-                p.write(Chunk {
-                    span,
-                    slab_bytes: bytes,
-                    taken: 0,
-                    slabs: [ptr::null_mut(); CHUNK_SLABS],
-                    stale: false,
-                    next: g.chunks,
-                });
-            }
-            g.chunks = p.as_ptr();
-        };
-        // SAFETY: the slot is taken, so the chunk stays; its span does not change.
-        let (base, epoch) = unsafe { ((*chunk).slab_base(slot), fork::epoch()) };
-        let made = Slab::create(self, class, chunk, slot, base, epoch).and_then(|s| {
-            match map::set(base, bytes, s.as_ptr().cast()) {
-                Ok(()) => Ok(s),
-                Err(e) => {
-                    // SAFETY: just made, known to nobody.
-                    unsafe { Slab::destroy(s) };
-                    Err(e)
-                }
-            }
-        });
-        let g = self.lock();
-        // SAFETY: as above; under the lock.
-        let c = unsafe { &mut *chunk };
-        match made {
-            Ok(s) => {
-                c.slabs[slot] = s.as_ptr();
-                Ok(s)
-            }
-            Err(e) => {
-                c.taken &= !(1 << slot);
-                self.drop_chunk_if_empty(g, chunk);
-                Err(e)
-            }
-        }
-    }
-
-    /// Ends a slab without blocks that is in no list; its pages go back. If the kernel will not take them, the
-    /// slab is listed again.
-    fn drop_slab(&self, slab: &mut Slab) {
-        debug_assert_eq!(slab.used, 0);
-        let bytes = slab::slab_bytes(slab.block);
-        let (chunk, slot, opened) = (slab.chunk, slab.slot, slab.opened);
-        map::clear(slab.base, bytes);
-        // SAFETY: the slab's slot is taken, so its chunk stays.
-        let closed = opened == 0 || unsafe { &(*chunk).span }.close_piece(slab.base, opened, slab.epoch);
-        if !closed {
-            // Its leaf of the page map exists, so this cannot fail.
-            let _ = map::set(slab.base, bytes, (&raw mut *slab).cast());
-            let mut g = self.lock();
-            slab.fresh = slab.total; // never zero any more
-            if slab.epoch == g.epoch {
-                g.idle += opened;
-                Self::list(&mut g, slab);
-            } else {
-                slab.state = State::Stale;
-            }
-            return;
-        }
-        let mut g = self.lock();
-        if slab.epoch == g.epoch {
-            g.slab_opened -= opened;
-            g.classes[slab.class].opened -= opened;
-        }
-        // SAFETY: in no list, no map, no block handed out; the chunk forgets it under the lock.
-        unsafe {
-            (*chunk).slabs[slot] = ptr::null_mut();
-            (*chunk).taken &= !(1 << slot);
-            Slab::destroy(NonNull::from(slab));
-        }
-        self.drop_chunk_if_empty(g, chunk);
-    }
-
-    /// Releases a chunk without slabs. One that is empty is kept as long as it is the only one of its kind: it
-    /// costs address space and nothing else.
-    fn drop_chunk_if_empty(&self, mut g: Guard<'_, Inner>, chunk: *mut Chunk) {
-        // SAFETY: the chunk is in the list of this heap, under the lock.
-        unsafe {
-            if (*chunk).taken != 0 {
-                return;
-            }
-            let mut link: *mut *mut Chunk = &mut g.chunks;
-            while !(*link).is_null() && *link != chunk {
-                link = &mut (**link).next;
-            }
-            if (*link).is_null() {
-                return;
-            }
-            *link = (*chunk).next;
-            drop(g);
-            let span = ptr::read(&raw const (*chunk).span);
-            span.release();
-            if let Some(p) = NonNull::new(chunk) {
-                meta::free(p.cast(), size_of::<Chunk>(), Use::Other);
-            }
-        }
     }
 
     fn alloc_large(&self, r: &Request<'_>) -> Result<Grant, PagesError> {
@@ -611,7 +466,9 @@ impl Heap {
             }
         }
         g.larges = p.as_ptr();
-        g.count(r.size);
+        g.larges_live += 1;
+        g.large_requested += r.size;
+        g.note_peak();
         g.large_locked += locked;
         drop(g);
         match NonNull::new(ptr::with_exposed_provenance_mut(start)) {

@@ -8,14 +8,15 @@
 //!  Slab record (in `pages::meta`):  | Slab | free bitmap | requested size of each block |
 //! ```
 //!
-//! A block's requested size is 0 while it is free: that is how a double free and a wild pointer are seen. All of
-//! a slab but those sizes is touched under its heap's lock only.
+//! A block's requested size, its mark, is 0 while it is free: that is how a double free and a wild pointer are seen. All
+//! of a slab but the marks is touched under its heap's lock only. A block that a thread keeps ready is taken as far as
+//! the bitmap goes, and not live.
 
 use super::{Heap, Kind, Record, class};
 use crate::os::page_size;
 use crate::pages::{PagesError, Span, meta};
 use core::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 /// Bytes reserved for a chunk.
 pub(super) const CHUNK: usize = 1 << 20;
@@ -57,10 +58,12 @@ impl Chunk {
 /// What a slab is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// In its class's list: it has a free block, or more to open.
+    /// In its class's list: it has a free block.
     Listed,
-    /// Every block is taken.
+    /// Every open block is taken.
     Full,
+    /// It has no block, and is open and in the list of such.
+    Idle,
     /// A thread is opening more of it, outside the lock.
     Opening,
     /// It has no block left, and a thread is giving it back, outside the lock.
@@ -74,6 +77,8 @@ pub(super) struct Slab {
     pub(super) record: Record,
     pub(super) base: usize,
     pub(super) block: usize,
+    /// 2^32 / block, rounded up: division by multiplication, exact for offsets below 2^18.
+    reciprocal: u64,
     pub(super) class: usize,
     pub(super) chunk: *mut Chunk,
     pub(super) slot: usize,
@@ -83,12 +88,13 @@ pub(super) struct Slab {
     pub(super) ready: usize,
     pub(super) total: usize,
     pub(super) used: usize,
-    /// Blocks from this index on have never been handed out and are zero.
-    pub(super) fresh: usize,
     pub(super) state: State,
     pub(super) epoch: u32,
     pub(super) prev: *mut Slab,
     pub(super) next: *mut Slab,
+    /// In the chain of its class's slabs that can be opened further.
+    pub(super) growing: bool,
+    pub(super) grow_next: *mut Slab,
     /// Bit w: word w of the bitmap has a bit set.
     summary: u64,
     bitmap: *mut u64,
@@ -105,6 +111,7 @@ impl Slab {
     /// A record for a slab of `class` at `base`; nothing is opened yet.
     pub(super) fn create(
         heap: *const Heap,
+        key: u64,
         class: usize,
         chunk: *mut Chunk,
         slot: usize,
@@ -122,9 +129,10 @@ impl Slab {
         unsafe {
             ptr::write_bytes(p.add(words).as_ptr(), 0, all - words);
             slab.write(Slab {
-                record: Record { kind: Kind::Slab, heap },
+                record: Record { key: AtomicU64::new(key), kind: Kind::Slab, heap },
                 base,
                 block,
+                reciprocal: (1u64 << 32).div_ceil(block as u64),
                 class,
                 chunk,
                 slot,
@@ -132,11 +140,12 @@ impl Slab {
                 ready: 0,
                 total,
                 used: 0,
-                fresh: 0,
                 state: State::Opening,
                 epoch,
                 prev: ptr::null_mut(),
                 next: ptr::null_mut(),
+                growing: false,
+                grow_next: ptr::null_mut(),
                 summary: 0,
                 bitmap: p.add(words).cast::<u64>().as_ptr(),
                 requested: p.add(sizes).cast::<AtomicU16>().as_ptr(),
@@ -189,8 +198,8 @@ impl Slab {
         self.ready < self.total
     }
 
-    /// Takes the lowest free block; gives its index and whether it is still zero.
-    pub(super) fn take(&mut self, requested: usize) -> Option<(usize, bool)> {
+    /// Takes the lowest free block; gives its address. Its mark stays 0.
+    pub(super) fn take(&mut self) -> Option<usize> {
         if self.summary == 0 {
             return None;
         }
@@ -203,19 +212,37 @@ impl Slab {
             self.summary &= !(1 << w);
         }
         self.used += 1;
-        let zero = i >= self.fresh;
-        if zero {
-            self.fresh = i + 1;
-        }
-        self.size_of(i).store(requested as u16, Ordering::Relaxed);
-        Some((i, zero))
+        Some(self.base + i * self.block)
     }
 
-    /// Gives block `i` back.
-    pub(super) fn give(&mut self, i: usize) {
-        self.size_of(i).store(0, Ordering::Relaxed);
+    /// Gives the block at `addr`, whose mark is 0, back.
+    pub(super) fn give(&mut self, addr: usize) {
+        let i = self.index(addr);
+        debug_assert!(i < self.total && self.size_of(i).load(Ordering::Relaxed) == 0);
         self.used -= 1;
         self.set_free(i);
+    }
+
+    /// The index of the block that `addr` lies in.
+    #[inline(always)]
+    fn index(&self, addr: usize) -> usize {
+        ((addr.wrapping_sub(self.base) as u64).wrapping_mul(self.reciprocal) >> 32) as usize
+    }
+
+    /// The mark of the block at `addr`: its requested size, 0 while it is free.
+    ///
+    /// # Safety
+    /// A block of this slab begins at `addr`.
+    #[inline(always)]
+    pub(super) unsafe fn mark_at(&self, addr: usize) -> *const AtomicU16 {
+        // SAFETY: there are as many marks behind the record as there are blocks.
+        unsafe { self.requested.add(self.index(addr)) }
+    }
+
+    /// Blocks that are live, and the bytes asked for in them.
+    pub(super) fn live(&self) -> (usize, usize) {
+        let sizes = (0..self.ready).map(|i| self.size_of(i).load(Ordering::Relaxed) as usize);
+        sizes.fold((0, 0), |(n, b), s| (n + usize::from(s != 0), b + s))
     }
 
     /// The requested size of block `i`: 0 while it is free.
@@ -227,9 +254,8 @@ impl Slab {
 
     /// The index of the block that begins at `addr`, if one does and it is handed out.
     pub(super) fn index_of(&self, addr: usize) -> Option<usize> {
-        let off = addr.checked_sub(self.base)?;
-        let i = off.checked_div(self.block)?;
-        (off.is_multiple_of(self.block) && i < self.total && self.size_of(i).load(Ordering::Relaxed) != 0)
-            .then_some(i)
+        let i = self.index(addr);
+        let begins = addr >= self.base && i < self.total && self.base + i * self.block == addr;
+        (begins && self.size_of(i).load(Ordering::Relaxed) != 0).then_some(i)
     }
 }

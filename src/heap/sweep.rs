@@ -1,9 +1,9 @@
 //! What concerns heaps as a whole: giving idle memory back, fork, locking again in a child.
 
 use super::slab::{CHUNK_SLABS, Slab, State};
-use super::{FIRST, HEAPS, Heap, Inner};
+use super::{FIRST, HEAPS, Heap, Inner, local};
 use crate::os::fork;
-use crate::pages::{ForkPolicy, PagesError, cache, meta};
+use crate::pages::{ForkPolicy, PagesError, cache, map, meta};
 use core::ptr;
 use std::sync::atomic::Ordering;
 
@@ -16,8 +16,10 @@ fn each(mut f: impl FnMut(&'static Heap)) {
     }
 }
 
-/// Gives back every empty slab and every cached span of the process. Returns the bytes given back.
+/// Gives back every empty slab and every cached span of the process, after threads gave back what they keep ready.
+/// Returns the bytes given back.
 pub(crate) fn reclaim_idle() -> usize {
+    local::empty_desks(None);
     let mut freed = cache::trim(0);
     each(|h| freed += h.release_idle());
     freed
@@ -29,15 +31,10 @@ impl Heap {
         let mut freed = 0;
         loop {
             let mut g = self.lock();
-            if g.idle == 0 {
-                return freed;
-            }
-            let Some(slab) = self.find_empty(&g) else { return freed };
-            // SAFETY: a listed slab is whole, under the lock; unlisted and empty it is this thread's alone.
-            let s = unsafe { &mut *slab };
+            let Some(slab) = (0..2).find_map(|k| g.take_idle(k, State::Closing)) else { return freed };
+            // SAFETY: in no list and empty it is this thread's alone.
+            let s = unsafe { &mut *slab.as_ptr() };
             let (opened, before) = (s.opened, g.slab_opened);
-            g.idle -= opened;
-            Self::unlist(&mut g, s, State::Closing);
             g.closing += 1;
             drop(g);
             self.drop_slab(s);
@@ -50,18 +47,12 @@ impl Heap {
         }
     }
 
-    fn find_empty(&self, g: &Inner) -> Option<*mut Slab> {
-        for c in &g.classes {
-            let mut p = c.head;
-            // SAFETY: listed slabs are whole, under the lock `g` stands for.
-            while let Some(s) = unsafe { p.as_ref() } {
-                if s.used == 0 && s.opened != 0 {
-                    return Some(p);
-                }
-                p = s.next;
-            }
+    /// As [`release_idle`](Self::release_idle), after threads gave back what they keep of this heap.
+    pub(crate) fn trim(&'static self) -> usize {
+        if self.trays.load(Ordering::SeqCst) != 0 {
+            local::empty_desks(Some(self.key()));
         }
-        None
+        self.release_idle()
     }
 
     /// The first one to lock this heap in the child of a fork sets it right: what was locked is not any more,
@@ -71,11 +62,8 @@ impl Heap {
         let spec = self.spec();
         let keeps = spec.fork != ForkPolicy::DontFork;
         let usable = keeps && !spec.pinned;
-        for c in &mut g.classes {
-            c.head = ptr::null_mut();
-            c.opened = 0;
-        }
-        (g.slab_opened, g.idle, g.large_locked, g.slack, g.busy, g.closing) = (0, 0, 0, 0, 0, 0);
+        g.forget_lists();
+        (g.large_locked, g.slack, g.busy, g.closing) = (0, 0, 0, 0);
         let mut chunk = g.chunks;
         // SAFETY: chunks and slabs of this heap are whole, under the lock; a record outlives DONTFORK, which
         // concerns the user's pages.
@@ -89,16 +77,14 @@ impl Heap {
                     if s.state == State::Closing {
                         continue; // out of the page map, its pages gone or about to be
                     }
+                    s.growing = false;
+                    s.grow_next = ptr::null_mut();
                     s.state = State::Stale;
                     if usable {
-                        s.state = State::Full;
                         s.epoch = fork::epoch();
-                        g.classes[s.class].opened += s.opened;
-                        g.slab_opened += s.opened;
-                        if s.has_free() || s.can_open() && s.opened != 0 {
-                            g.idle += if s.used == 0 { s.opened } else { 0 };
-                            Self::list(g, s);
-                        }
+                        g.sort_in(s);
+                    } else {
+                        s.record.key.store(0, Ordering::Relaxed);
                     }
                 }
                 chunk = c.next;
@@ -128,14 +114,9 @@ impl Heap {
                     }
                     c.span.relock_piece(s.base, s.opened)?;
                     s.epoch = fork::epoch();
-                    s.state = State::Full;
+                    s.record.key.store(self.record_key(), Ordering::Relaxed);
                     done += s.opened;
-                    g.slab_opened += s.opened;
-                    g.classes[s.class].opened += s.opened;
-                    if s.has_free() || s.can_open() {
-                        g.idle += if s.used == 0 { s.opened } else { 0 };
-                        Self::list(&mut g, s);
-                    }
+                    g.sort_in(s);
                 }
                 chunk = c.next;
             }
@@ -157,8 +138,9 @@ impl Heap {
     }
 }
 
-/// For the `prepare` fork handler: holds every lock of heaps and pages.
+/// For the `prepare` fork handler: keeps threads from what they keep ready, and holds every lock of heaps and pages.
 pub(crate) fn lock_all() {
+    local::hold_all();
     HEAPS.raw_lock();
     each(|h| h.inner.raw_lock());
     cache::raw_lock();
@@ -198,13 +180,25 @@ pub(crate) unsafe fn claim_all() {
 /// Releases what [`lock_all`] took.
 ///
 /// # Safety
-/// After [`lock_all`] by this thread, or by the thread this child was forked from.
-pub(crate) unsafe fn unlock_all() {
-    // SAFETY: as the caller promises.
+/// After [`lock_all`] by this thread (or, with `child`, by the thread this process was forked from).
+pub(crate) unsafe fn unlock_all(child: bool) {
+    // SAFETY: as the caller promises; the locks of all heaps are held.
     unsafe {
+        if child {
+            local::abandon_all(|h, b| {
+                let g = h.inner.raw_data();
+                if let Some(s) = map::get(b.addr()).cast::<Slab>().as_mut() {
+                    s.give(b.addr());
+                    g.out -= 1;
+                }
+            });
+        }
         meta::raw_unlock();
         cache::raw_unlock();
         each(|h| h.inner.raw_unlock());
         HEAPS.raw_unlock();
+        if !child {
+            local::release_all();
+        }
     }
 }

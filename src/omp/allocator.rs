@@ -19,7 +19,7 @@ use crate::os::{numa, page_size, thread};
 use crate::pages::{Part, Place, SpanSpec, meta, page_up};
 use core::fmt::Write;
 use core::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Everything of an allocator that does not change.
 pub(crate) struct Core {
@@ -313,8 +313,7 @@ impl Allocator {
             let ended = same && owner != 0 && g != 0 && !thread::may_run(owner) && h.heap().is_empty();
             if ended && pool_of(h.heap()).used() == 0 {
                 let cell = server.pool_cell(&mut spare, g)?;
-                let tag =
-                    Tag { origin: self.index(), server: server.index(), pool: (&raw const cell.pool).cast() };
+                let tag = self.tag(server, cell);
                 // SAFETY: the heap is empty, and only its thread, which has ended, used it.
                 if unsafe { h.heap().reset(spec, tag) } {
                     h.group.store(g, Ordering::Relaxed);
@@ -324,7 +323,7 @@ impl Allocator {
             p = h.next.load(Ordering::Acquire);
         }
         let cell = server.pool_cell(&mut spare, g)?;
-        let tag = Tag { origin: self.index(), server: server.index(), pool: (&raw const cell.pool).cast() };
+        let tag = self.tag(server, cell);
         let sub = if let Some(s) = spare.take_heap(|h| {
             // SAFETY: a spare heap is empty and nobody's.
             unsafe { h.reset(spec, tag) }
@@ -353,7 +352,27 @@ impl Allocator {
         sub.group.store(g, Ordering::Relaxed);
         sub.next.store(self.heaps.load(Ordering::Relaxed), Ordering::Relaxed);
         self.heaps.store((&raw const *sub).cast_mut(), Ordering::Release);
+        let t = &server.core().traits;
+        let plain = t.pool_size.is_none() && t.partition != Partition::Nearest && t.alignment.get() <= 16;
+        if server.index() == self.index() && g == 0 && plain && server.core().policy.reserve.is_none() {
+            self.fast_key.store(sub.heap().key(), Ordering::Release);
+        }
+        // Destroyed meanwhile: the one who did that may not have seen this heap.
+        fence(Ordering::SeqCst);
+        if !self.is_alive() {
+            self.fast_key.store(0, Ordering::Relaxed);
+            sub.heap().close();
+        }
         Ok((sub.heap(), &cell.pool))
+    }
+
+    fn tag(&self, server: &Allocator, cell: &PoolCell) -> Tag {
+        Tag {
+            origin: self.index(),
+            server: server.index(),
+            pool: (&raw const cell.pool).cast(),
+            charged: server.core().traits.pool_size.is_some(),
+        }
     }
 
     fn pool_cell(&self, spare: &mut table::Spare, g: u64) -> Result<&'static PoolCell, Error> {
@@ -397,7 +416,7 @@ impl Allocator {
     /// Gives back the idle memory of this allocator. Bytes given back.
     pub(crate) fn release_idle(&self) -> usize {
         let mut done = 0;
-        self.each_heap(|h| done += h.release_idle());
+        self.each_heap(|h| done += h.trim());
         done
     }
 

@@ -20,6 +20,9 @@ impl Pool {
     /// `(limit, used)` at the time of the refusal.
     pub(crate) fn charge(&self, bytes: usize) -> Result<(), (usize, usize)> {
         let limit = self.limit.load(Relaxed);
+        if limit == usize::MAX {
+            return Ok(()); // no limit, no count: what is in use is known from the blocks
+        }
         let mut used = self.used.load(Relaxed);
         loop {
             let now = match used.checked_add(bytes) {
@@ -34,6 +37,9 @@ impl Pool {
     }
 
     pub(crate) fn uncharge(&self, bytes: usize) {
+        if self.limit.load(Relaxed) == usize::MAX {
+            return;
+        }
         let before = self.used.fetch_sub(bytes, Relaxed);
         debug_assert!(before >= bytes);
     }

@@ -231,7 +231,11 @@ pub unsafe fn free(ptr: *mut u8, _handle: AllocatorHandle) -> Result<(), Error> 
     }
     let block = heap::find(ptr.addr()).ok_or(Error::NotABlock { addr: ptr.addr() })?;
     // SAFETY: a live block, which the caller gives up.
-    unsafe { realloc::release(block) };
+    unsafe {
+        if !heap::give(ptr) {
+            realloc::release(block);
+        }
+    }
     Ok(())
 }
 

@@ -22,7 +22,7 @@ use crate::os::{fork, numa};
 use crate::pages::{PagesError, meta, meta::Use};
 use core::cell::UnsafeCell;
 use core::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Slots in the table. The first 16 are for predefined allocators.
 pub(crate) const SLOTS: usize = 1 << 16;
@@ -48,6 +48,8 @@ pub(crate) struct Allocator {
     /// `PinnedAlloc`s that own it: the last one ends it.
     owners: AtomicU32,
     next_free: AtomicU32,
+    /// The key of the heap that serves ordinary requests of any thread; 0 where a request needs more thought.
+    pub(crate) fast_key: AtomicU64,
 }
 
 // SAFETY: `core` is written only in `create` while the slot is not alive and has no users; all else is atomic.
@@ -113,6 +115,7 @@ fn chunk(i: usize) -> Result<*mut Allocator, PagesError> {
                 lends: AtomicU32::new(0),
                 owners: AtomicU32::new(0),
                 next_free: AtomicU32::new(0),
+                fast_key: AtomicU64::new(0),
             });
         }
     }
@@ -170,6 +173,7 @@ pub(crate) fn create(space: MemSpace, traits: Traits, policy: Policy) -> Result<
     // SAFETY: the slot is not alive, has no users and was just taken from the free slots: it is ours alone.
     unsafe { *a.core.get() = Core::new(space, traits, policy) };
     a.counts.clear();
+    a.fast_key.store(0, Ordering::Relaxed);
     a.owners.store(0, Ordering::Relaxed);
     let generation = ((a.state.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1).max(1);
     a.state.store((generation as u64) << 32 | ALIVE | 1, Ordering::Release);
@@ -277,6 +281,13 @@ impl Allocator {
         AllocatorHandle::user(self.index, (self.state.load(Ordering::Relaxed) >> 32) as u32)
     }
 
+    /// A block of the calling thread's own, aligned to 16, if it has one ready and nothing has to be decided. Null
+    /// otherwise.
+    #[inline(always)]
+    pub(crate) fn take(&self, size: usize) -> *mut u8 {
+        crate::heap::take(self.fast_key.load(Ordering::Relaxed), size)
+    }
+
     /// The handle alone, from the maker, who is a user no longer.
     pub(crate) fn give_handle(&'static self) -> AllocatorHandle {
         let h = self.handle();
@@ -340,6 +351,10 @@ impl Allocator {
         if was & ALIVE == 0 {
             return false;
         }
+        self.fast_key.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        // No thread keeps blocks of it any more: what is live is known exactly from here on.
+        self.each_heap(Heap::close);
         self.try_recycle();
         true
     }
@@ -435,7 +450,7 @@ impl Allocator {
 
 /// After a block of `heap` was freed: its allocators may have been waiting for that.
 #[inline]
-pub(crate) fn after_free(heap: &Heap) {
+pub(crate) fn after_free(heap: &'static Heap) {
     let tag = heap.tag();
     if tag.origin >= FIRST_USER
         && let Some(a) = slot(tag.origin)
@@ -458,6 +473,7 @@ fn start() {
         // Without handlers (no memory for them) a fork in a threaded program may find a lock taken for ever;
         // nothing else depends on them, so the allocator serves all the same and tries again at the next start.
         if fork::at_fork(before_fork, after_fork_parent, after_fork_child).is_ok() {
+            crate::heap::on_late_return(after_free);
             STARTED.store(true, Ordering::Release);
         }
     }
@@ -470,10 +486,10 @@ extern "C" fn before_fork() {
     crate::heap::lock_all();
 }
 
-fn release() {
+fn release(child: bool) {
     // SAFETY: `before_fork` took these locks on this thread, or on the thread this child was forked from.
     unsafe {
-        crate::heap::unlock_all();
+        crate::heap::unlock_all(child);
         LISTS.raw_unlock();
         TABLE.raw_unlock();
         super::partition::raw_unlock();
@@ -481,7 +497,7 @@ fn release() {
 }
 
 extern "C" fn after_fork_parent() {
-    release();
+    release(false);
 }
 
 extern "C" fn after_fork_child() {
@@ -490,7 +506,7 @@ extern "C" fn after_fork_child() {
     numa::after_fork();
     // SAFETY: `before_fork` took the locks on the thread that this child was forked from.
     unsafe { crate::heap::claim_all() };
-    release();
+    release(true);
 }
 
 /// Every allocator that is alive or has blocks, for statistics.

@@ -20,6 +20,7 @@
 //! runtimes replace the first two by functions that do nothing and report success, and glibc's `mremap` reads a
 //! fifth argument that the caller may not have passed.
 
+pub(crate) mod barrier;
 mod call;
 pub(crate) mod files;
 pub(crate) mod fork;

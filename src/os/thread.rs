@@ -6,7 +6,7 @@ use core::cell::Cell;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// How many threads may be told apart as "still running" at once; further ones count as running for ever.
 const TRACKED: usize = 4096;
@@ -19,10 +19,29 @@ static HINT: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     // No destructor: a Cell is readable as long as the thread runs, and std allocates for destructors.
     static ME: Cell<u64> = const { Cell::new(0) };
+    static TOLD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What is to be run when a thread ends that has a number and whose end is told; at most one function.
+static AT_END: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
+/// Has `f` run in each such thread when it ends, while its thread-local data can still be read.
+pub(crate) fn at_end(f: fn()) {
+    AT_END.store(f as *mut (), Ordering::Release);
+}
+
+/// Whether the end of the calling thread will be told.
+pub(crate) fn end_is_told() -> bool {
+    !matches!(number(), 0 | u64::MAX) && TOLD.try_with(Cell::get).unwrap_or(false)
 }
 
 /// Takes note of a thread's end; `slot` is the number of its slot, plus one.
 fn ended(slot: *mut c_void) {
+    let f = AT_END.load(Ordering::Acquire);
+    if !f.is_null() {
+        // SAFETY: only `at_end` writes it, and only functions of this type.
+        unsafe { core::mem::transmute::<*mut (), fn()>(f)() };
+    }
     if let Some(s) = slot.addr().checked_sub(1).and_then(|i| RUNNING.get(i)) {
         s.store(0, Ordering::Release);
     }
@@ -79,6 +98,7 @@ fn enlist() -> u64 {
         RUNNING[slot].store(UNTRACKED, Ordering::Release);
     }
     let _ = ME.try_with(|m| m.set(number));
+    let _ = TOLD.try_with(|t| t.set(told));
     number
 }
 

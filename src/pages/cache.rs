@@ -7,9 +7,11 @@
 use super::{Span, SpanSpec, account};
 use crate::os::lock::Lock;
 use crate::os::{mem, page_size};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SLOTS: usize = 64;
 const STRANDED: usize = 256;
+const DEFAULT_LIMIT: usize = 64 << 20;
 
 struct Cache {
     spans: [Option<Span>; SLOTS], // oldest first, no gaps
@@ -24,7 +26,7 @@ static CACHE: Lock<Cache> = Lock::new(Cache {
     spans: [const { None }; SLOTS],
     count: 0,
     bytes: 0,
-    limit: 64 << 20,
+    limit: DEFAULT_LIMIT,
     stranded: [(0, 0); STRANDED],
     stranded_count: 0,
 });
@@ -119,8 +121,17 @@ pub(crate) fn trim(target: usize) -> usize {
 /// Sets the bound in bytes and trims to it.
 pub(crate) fn set_limit(bytes: usize) {
     CACHE.lock().limit = bytes;
+    LIMIT.store(bytes, Ordering::Relaxed);
     trim(bytes);
 }
+
+/// The bound in bytes.
+pub(crate) fn limit() -> usize {
+    LIMIT.load(Ordering::Relaxed)
+}
+
+/// As in [`Cache`], to be read without its lock.
+static LIMIT: AtomicUsize = AtomicUsize::new(DEFAULT_LIMIT);
 
 /// Bytes kept.
 pub(crate) fn bytes() -> usize {

@@ -24,10 +24,11 @@ pub(crate) enum Use {
     Other = 0,
     Slab = 1,
     Large = 2,
+    Tray = 3,
 }
 
 struct Meta {
-    free: [[*mut u8; CLASSES]; 3], // each free piece ends with the address of the next
+    free: [[*mut u8; CLASSES]; 4], // each free piece ends with the address of the next
     at: usize,
     end: usize,
 }
@@ -35,7 +36,7 @@ struct Meta {
 // SAFETY: the pointers lead to memory that only the holder of the lock touches.
 unsafe impl Send for Meta {}
 
-static META: Lock<Meta> = Lock::new(Meta { free: [[ptr::null_mut(); CLASSES]; 3], at: 0, end: 0 });
+static META: Lock<Meta> = Lock::new(Meta { free: [[ptr::null_mut(); CLASSES]; 4], at: 0, end: 0 });
 
 fn class(bytes: usize) -> Option<usize> {
     let shift = bytes.max(1).checked_next_power_of_two()?.trailing_zeros().max(MIN_SHIFT);
@@ -67,7 +68,7 @@ pub(crate) fn alloc(bytes: usize, what: Use) -> Result<NonNull<u8>, PagesError> 
         unsafe {
             match what {
                 Use::Other => ptr::write_bytes(p.as_ptr(), 0, size),
-                Use::Slab | Use::Large => link(p.as_ptr(), size).write(ptr::null_mut()),
+                Use::Slab | Use::Large | Use::Tray => link(p.as_ptr(), size).write(ptr::null_mut()),
             }
         }
         return Ok(p);

@@ -141,6 +141,18 @@ impl PinnedGlobal {
         }
     }
 
+    /// A block of the calling thread's own; null if it has none ready.
+    #[inline(always)]
+    fn take(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as in `get`.
+        match unsafe { self.allocator.load(Ordering::Acquire).as_ref() } {
+            Some(a) if layout.align() <= 16 => a.take(layout.size()),
+            _ => ptr::null_mut(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
     pub(super) fn request(&self, layout: Layout, zero: bool) -> Option<NonNull<u8>> {
         let g = self.get()?.allocate(layout.size(), layout.align(), zero).ok()?;
         Some(g.ptr)
@@ -214,16 +226,29 @@ impl PinnedGlobal {
 // unwinds; layouts are not trusted for more than size and alignment.
 unsafe impl GlobalAlloc for PinnedGlobal {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let p = self.take(layout);
+        if !p.is_null() {
+            return p;
+        }
         self.request(layout, false).map_or(ptr::null_mut(), NonNull::as_ptr)
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let p = self.take(layout);
+        if !p.is_null() {
+            // SAFETY: a block that was just handed out, of that size.
+            unsafe { p.write_bytes(0, layout.size()) };
+            return p;
+        }
         self.request(layout, true).map_or(ptr::null_mut(), NonNull::as_ptr)
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, _layout: Layout) {
         // SAFETY: a live block that the caller gives up.
-        let _ = unsafe { crate::routines::free(ptr, crate::AllocatorHandle::NULL) };
+        if !unsafe { heap::give(ptr) } {
+            // SAFETY: as above.
+            unsafe { give_slowly(ptr) };
+        }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
@@ -232,4 +257,13 @@ unsafe impl GlobalAlloc for PinnedGlobal {
         // SAFETY: a live block of this allocator.
         unsafe { self.resize(p, new, ReallocPolicy::MayMove) }.map_or(ptr::null_mut(), NonNull::as_ptr)
     }
+}
+
+/// # Safety
+/// `ptr` is a live block that the caller gives up.
+#[cold]
+#[inline(never)]
+unsafe fn give_slowly(ptr: *mut u8) {
+    // SAFETY: the caller's promise.
+    let _ = unsafe { crate::routines::free(ptr, crate::AllocatorHandle::NULL) };
 }

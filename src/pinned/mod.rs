@@ -225,6 +225,15 @@ impl PinnedAlloc {
     }
 
     fn request(&self, layout: Layout, zero: bool) -> Result<NonNull<[u8]>, Error> {
+        if layout.align() <= 16
+            && let Some(p) = NonNull::new(self.allocator.take(layout.size()))
+        {
+            if zero {
+                // SAFETY: a block that was just handed out, of that size.
+                unsafe { p.as_ptr().write_bytes(0, layout.size()) };
+            }
+            return Ok(slice(p, layout.size()));
+        }
         if layout.size() == 0 {
             return Ok(slice(dangling(layout), 0));
         }
@@ -252,7 +261,8 @@ impl PinnedAlloc {
     /// # Ok::<(), pinned_alloc::Error>(())
     /// ```
     pub unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
-        if layout.size() == 0 {
+        // SAFETY: a live block, or the stand-in for one of no bytes, where no block begins.
+        if unsafe { heap::give(ptr.as_ptr()) } || layout.size() == 0 {
             return;
         }
         // SAFETY: the caller's promise.
@@ -563,5 +573,5 @@ impl Eq for PinnedAlloc {}
 
 /// Bytes in use of the pool a block is charged to.
 pub(crate) fn pool_used(b: &Block) -> usize {
-    pool_of(b.heap()).used()
+    if b.heap().tag().charged { pool_of(b.heap()).used() } else { b.heap().stats().requested }
 }
