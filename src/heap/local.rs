@@ -377,22 +377,45 @@ fn enlist() -> Option<&'static Desk> {
     }
 }
 
-/// The calling thread ends: nothing stays on its desk.
+/// The calling thread ends: nothing stays on its desk. Whoever trims meanwhile waits for that, and misses nothing.
 fn end() {
     let Ok(d) = MINE.try_with(|m| m.replace(&NOBODYS)) else { return };
     if ptr::eq(d, &NOBODYS) {
         return;
     }
+    let _door = DOOR.lock();
     for i in 0..SLOTS {
-        d.enter();
-        // SAFETY: inside the bias.
-        let slot = unsafe {
-            core::mem::replace(&mut (*d.slots.get())[i], Slot { key: NO_KEY, tray: ptr::null_mut() })
-        };
-        d.bias.leave();
-        discard(slot.tray);
+        // SAFETY: this thread's desk, which nobody revokes while the door is held.
+        unsafe { clear_slot(&mut (*d.slots.get())[i], true) };
     }
     d.taken.store(false, Ordering::Release);
+}
+
+/// Gives what is in a slot's tray back to the slabs, and ends the tray if `end` says so.
+///
+/// # Safety
+/// The caller is the only one who can reach the desk, and holds the door.
+unsafe fn clear_slot(slot: &mut Slot, end: bool) {
+    if slot.key == NO_KEY {
+        return;
+    }
+    // SAFETY: a slot with a key has a whole tray, of a heap that is never freed.
+    let (tray, heap) = unsafe { (&mut *slot.tray, &*(*slot.tray).heap) };
+    let mut batch = Batch::new();
+    loop {
+        let more = tray.take_all(&mut batch);
+        heap.give_back_quietly(batch.as_slice());
+        batch.clear();
+        if !more {
+            break;
+        }
+    }
+    if end {
+        heap.trays.fetch_sub(1, Ordering::SeqCst);
+        // SAFETY: out of its slot, nobody's any more.
+        unsafe { meta::free(NonNull::from(tray).cast(), size_of::<Tray>(), Use::Tray) };
+        *slot = Slot { key: NO_KEY, tray: ptr::null_mut() };
+    }
 }
 
 /// Empties a tray that is in no slot any more, and ends it.
@@ -608,30 +631,10 @@ pub(super) fn empty_desks(key: Option<u64>) {
     each_desk(|d| {
         for i in 0..SLOTS {
             // SAFETY: every desk is revoked, and the door is held.
-            let slot = unsafe { &mut (*d.slots.get())[i] };
-            if slot.key == NO_KEY || key.is_some_and(|k| k != slot.key) {
-                continue;
-            }
-            // SAFETY: a slot with a key has a whole tray, of a heap that is never freed.
-            let (tray, heap) = unsafe { (&mut *slot.tray, &*(*slot.tray).heap) };
-            if key.is_some() {
-                slot.key = NO_KEY;
-            }
-            let mut batch = Batch::new();
-            loop {
-                let more = tray.take_all(&mut batch);
-                heap.give_back_quietly(batch.as_slice());
-                batch.clear();
-                if !more {
-                    break;
-                }
-            }
-            if key.is_some() {
-                let t = core::mem::replace(&mut slot.tray, ptr::null_mut());
-                heap.trays.fetch_sub(1, Ordering::SeqCst);
-                if let Some(t) = NonNull::new(t) {
-                    // SAFETY: out of its slot, nobody's any more.
-                    unsafe { meta::free(t.cast(), size_of::<Tray>(), Use::Tray) };
+            unsafe {
+                let slot = &mut (*d.slots.get())[i];
+                if key.is_none_or(|k| k == slot.key) {
+                    clear_slot(slot, key.is_some());
                 }
             }
         }

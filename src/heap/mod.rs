@@ -51,7 +51,7 @@ mod sync {
 pub(crate) use block::{Block, Growth, find};
 pub(crate) use local::{give, take};
 pub(crate) use small::on_late_return;
-pub(crate) use sweep::{claim_all, lock_all, reclaim_idle, unlock_all};
+pub(crate) use sweep::{claim_all, lock_all, reclaim_idle, requested_of_pool, unlock_all};
 
 use crate::os::lock::{Guard, Lock};
 use crate::os::{fork, page_size};

@@ -248,7 +248,8 @@ impl Heap {
                 drop(g);
             } else if let Some(s) = try_idle.then(|| g.take_idle(kind(slab_bytes), State::Opening)).flatten()
             {
-                try_idle = self.adopt(g, s, class, most, &mut out);
+                drop(g);
+                try_idle = self.adopt(s, class, most, &mut out)?;
             } else if let Some(s) = NonNull::new(g.classes[class].growing) {
                 // SAFETY: a growing slab is whole, under the lock; in state Opening it is this thread's.
                 let s = unsafe { &mut *s.as_ptr() };
@@ -271,48 +272,52 @@ impl Heap {
         }
     }
 
-    /// Makes an idle slab, in state Opening, one of `class`, lists it and draws from it. False if there is no memory for
-    /// its record.
-    fn adopt(
-        &self,
-        mut g: Guard<'_, Inner>,
-        slab: NonNull<Slab>,
-        class: usize,
-        most: usize,
-        out: &mut Batch,
-    ) -> bool {
+    /// Makes an idle slab, in state Opening, one of `class`, opens it further if it has no room for one, lists it and
+    /// draws from it. False if there is no memory for its record.
+    fn adopt(&self, slab: NonNull<Slab>, class: usize, most: usize, out: &mut Batch) -> Result<bool, PagesError> {
         // SAFETY: in state Opening it is this thread's.
         let s = unsafe { &mut *slab.as_ptr() };
-        if s.class == class {
-            g.classes[class].opened += s.opened;
-            g.link(s, State::Listed);
-            g.add_growing(s);
-            g.draw_listed(class, most, out);
-            return true;
-        }
-        drop(g);
-        let bytes = slab::slab_bytes(s.block);
-        let made = Slab::create(self, self.record_key(), class, s.chunk, s.slot, s.base, s.epoch);
-        let mut g = self.lock();
-        let Ok(new) = made else {
-            g.classes[s.class].opened += s.opened;
-            g.add_idle(s);
-            return false;
-        };
-        // SAFETY: a new record that nobody knows; the old one has no block and is in no list, and its chunk stays as
-        // long as its slot is taken. The leaves of the map exist, so that setting it cannot fail.
-        unsafe {
-            let n = &mut *new.as_ptr();
-            n.add_opened(s.opened);
-            let _ = map::set(s.base, bytes, new.as_ptr().cast());
-            (*s.chunk).slabs[s.slot] = new.as_ptr();
-            Slab::destroy(slab);
+        if s.class != class {
+            let made = Slab::create(self, self.record_key(), class, s.chunk, s.slot, s.base, s.epoch);
+            let mut g = self.lock();
+            let Ok(new) = made else {
+                g.classes[s.class].opened += s.opened;
+                g.add_idle(s);
+                return Ok(false);
+            };
+            // SAFETY: a new record that nobody knows; the old one has no block and is in no list, and its chunk stays as
+            // long as its slot is taken. The leaves of the map exist, so that setting it cannot fail.
+            let n = unsafe {
+                let n = &mut *new.as_ptr();
+                n.add_opened(s.opened);
+                let _ = map::set(s.base, slab::slab_bytes(s.block), new.as_ptr().cast());
+                (*s.chunk).slabs[s.slot] = new.as_ptr();
+                Slab::destroy(slab);
+                n
+            };
             g.classes[class].opened += n.opened;
-            g.link(n, State::Listed);
-            g.add_growing(n);
+            return self.enter_class(g, n, most, out);
         }
-        g.draw_listed(class, most, out);
-        true
+        let mut g = self.lock();
+        g.classes[class].opened += s.opened;
+        self.enter_class(g, s, most, out)
+    }
+
+    fn enter_class(
+        &self,
+        mut g: Guard<'_, Inner>,
+        s: &mut Slab,
+        most: usize,
+        out: &mut Batch,
+    ) -> Result<bool, PagesError> {
+        if !s.has_free() {
+            drop(g);
+            return self.open_more(s, most, out).map(|()| true);
+        }
+        g.link(s, State::Listed);
+        g.add_growing(s);
+        g.draw_listed(s.class, most, out);
+        Ok(true)
     }
 
     /// Opens the next step of a slab in state Opening, which this thread owns, lists it and draws from it.

@@ -25,6 +25,13 @@ pub(crate) fn reclaim_idle() -> usize {
     freed
 }
 
+/// Bytes asked for in the live blocks of all heaps with that pool.
+pub(crate) fn requested_of_pool(pool: *const ()) -> usize {
+    let mut n = 0;
+    each(|h| n += if h.tag().pool == pool { h.stats().requested } else { 0 });
+    n
+}
+
 impl Heap {
     /// Gives back the empty slabs of this heap. Returns their open bytes.
     pub(crate) fn release_idle(&self) -> usize {

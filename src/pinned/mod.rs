@@ -573,5 +573,7 @@ impl Eq for PinnedAlloc {}
 
 /// Bytes in use of the pool a block is charged to.
 pub(crate) fn pool_used(b: &Block) -> usize {
-    if b.heap().tag().charged { pool_of(b.heap()).used() } else { b.heap().stats().requested }
+    let heap = b.heap();
+    // A pool without a limit does not count.
+    if heap.tag().charged { pool_of(heap).used() } else { heap::requested_of_pool(heap.tag().pool) }
 }
