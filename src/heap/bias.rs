@@ -12,6 +12,9 @@
 //!   busy = 0                           revoked = 0
 //! ```
 //!
+//! An owner that looks up what it works on by a word that the other side takes away together with setting `revoked`
+//! may look at that word instead ([`begin`](Bias::begin)): it is one read less.
+//!
 //! The barrier stands between the other's write and read, and also between the owner's, since the owner goes through
 //! it too: so one of them sees the other's write, and they never work at once. The owner never waits while busy.
 //!
@@ -27,25 +30,31 @@ pub(crate) struct Bias {
 
 impl Bias {
     #[cfg(not(loom))]
-    pub(crate) const fn new(revoked: u32) -> Self {
-        Self { busy: AtomicU32::new(0), revoked: AtomicU32::new(revoked) }
+    pub(crate) const fn new() -> Self {
+        Self { busy: AtomicU32::new(0), revoked: AtomicU32::new(0) }
     }
 
     #[cfg(loom)]
-    pub(crate) fn new(revoked: u32) -> Self {
-        Self { busy: AtomicU32::new(0), revoked: AtomicU32::new(revoked) }
+    pub(crate) fn new() -> Self {
+        Self { busy: AtomicU32::new(0), revoked: AtomicU32::new(0) }
     }
 
     /// The owner enters. False if it is revoked: the owner has to wait for whoever did that.
     #[inline(always)]
     pub(crate) fn enter(&self) -> bool {
-        self.busy.store(1, Ordering::Relaxed);
-        owner_fence();
+        self.begin();
         if self.revoked.load(Ordering::Acquire) != 0 {
             self.leave();
             return false;
         }
         true
+    }
+
+    /// The owner enters, and looks itself whether it is revoked.
+    #[inline(always)]
+    pub(crate) fn begin(&self) {
+        self.busy.store(1, Ordering::Relaxed);
+        owner_fence();
     }
 
     /// The owner leaves.

@@ -22,10 +22,10 @@ use super::bias::Bias;
 use super::slab::Slab;
 use super::{Heap, Record, class};
 use crate::os::lock::Lock;
-use crate::os::{barrier, thread};
+use crate::os::{barrier, thread, tls};
 use crate::pages::meta::Use;
 use crate::pages::{map, meta};
-use core::cell::{Cell, UnsafeCell};
+use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU64, Ordering};
 
@@ -94,14 +94,30 @@ const LAYOUT: ([usize; class::COUNT], usize) = {
 struct Tray {
     bins: [Bin; class::COUNT],
     heap: *const Heap,
+    key: u64,
     entries: [Entry; LAYOUT.1],
 }
 
-#[derive(Clone, Copy)]
 #[repr(C)]
 struct Slot {
-    key: u64,
+    /// The key of the tray's heap; NO_KEY where there is none, and while the desk is revoked.
+    shown: AtomicU64,
     tray: *mut Tray,
+}
+
+impl Slot {
+    /// The key of the tray's heap, also while the desk is revoked.
+    fn key(&self) -> u64 {
+        // SAFETY: a tray in a slot is whole.
+        unsafe { self.tray.as_ref() }.map_or(NO_KEY, |t| t.key)
+    }
+
+    /// Puts another tray there, or none; gives the old one.
+    fn replace(&mut self, tray: *mut Tray) -> *mut Tray {
+        let old = core::mem::replace(&mut self.tray, tray);
+        self.shown.store(self.key(), Ordering::Relaxed);
+        old
+    }
 }
 
 /// What belongs to one thread at a time. Never freed; threads that end leave theirs to others.
@@ -117,22 +133,23 @@ struct Desk {
 // is, or one that has revoked it.
 unsafe impl Sync for Desk {}
 
-/// The desk of threads without one: always revoked, so that the fast ways end at once.
-static NOBODYS: Desk = Desk::new(1);
 static DESKS: AtomicPtr<Desk> = AtomicPtr::new(ptr::null_mut());
 /// Held by who revokes desks, and for the moment in which a thread takes one. No lock of a heap is held by who waits.
 static DOOR: Lock<()> = Lock::new(());
 
-thread_local! {
-    // No destructor, so that it can be read as long as the thread runs.
-    static MINE: Cell<&'static Desk> = const { Cell::new(&NOBODYS) };
+/// The calling thread's desk; null if it has none (yet, or any more).
+#[inline(always)]
+fn desk() -> *const Desk {
+    tls::get().cast()
 }
 
 impl Desk {
-    const fn new(revoked: u32) -> Self {
+    const fn new() -> Self {
         Self {
-            bias: Bias::new(revoked),
-            slots: UnsafeCell::new([Slot { key: NO_KEY, tray: ptr::null_mut() }; SLOTS]),
+            bias: Bias::new(),
+            slots: UnsafeCell::new(
+                [const { Slot { shown: AtomicU64::new(NO_KEY), tray: ptr::null_mut() } }; SLOTS],
+            ),
             taken: AtomicBool::new(true),
             next: AtomicPtr::new(ptr::null_mut()),
         }
@@ -143,6 +160,23 @@ impl Desk {
     fn slot(&self, key: u64) -> *mut Slot {
         // The mask keeps the offset inside the array, on a multiple of the slot's size.
         self.slots.get().cast::<Slot>().wrapping_byte_add((key & SLOT_MASK) as usize)
+    }
+
+    /// Shows the keys of its trays, or none. Only who has revoked the desk calls this.
+    fn show(&self, yes: bool) {
+        for i in 0..SLOTS {
+            // SAFETY: the address of a slot; `shown` is atomic, and `tray` is read only where the owner is out.
+            unsafe {
+                let slot = self.slots.get().cast::<Slot>().add(i);
+                (*slot).shown.store(if yes { (*slot).key() } else { NO_KEY }, Ordering::Release);
+            }
+        }
+    }
+
+    /// Lets the owner in again.
+    fn restore(&self) {
+        self.show(true);
+        self.bias.restore();
     }
 
     /// Enters, waiting for whoever has revoked the desk.
@@ -159,38 +193,40 @@ impl Desk {
 #[inline(always)]
 pub(crate) fn take(key: u64, size: usize) -> *mut u8 {
     let Some(class) = class::index_checked(size) else { return ptr::null_mut() };
-    let desk = MINE.get();
-    if !desk.bias.enter() {
-        return ptr::null_mut();
-    }
+    // SAFETY: desks are never freed.
+    let Some(desk) = (unsafe { desk().as_ref() }) else { return ptr::null_mut() };
+    desk.bias.begin();
     let slot = desk.slot(key);
-    // SAFETY: inside the bias the slots are this thread's; a key that is not NO_KEY comes with a whole tray.
-    let block =
-        unsafe { if (*slot).key == key { (*(*slot).tray).pop(class, size) } else { ptr::null_mut() } };
+    // SAFETY: while the key is shown, inside the bias, the slot is this thread's, and its tray whole.
+    let block = unsafe {
+        if (*slot).shown.load(Ordering::Acquire) == key {
+            (*(*slot).tray).pop_or_swap(class, size)
+        } else {
+            ptr::null_mut()
+        }
+    };
     desk.bias.leave();
     block
 }
 
-/// Takes a block back into the calling thread's tray. False if that is not possible, or if no live block begins there
-/// (as far as is looked at); nothing was done then.
+/// Takes a live block back into the calling thread's tray. False if that is not possible; nothing was done then.
 ///
 /// # Safety
-/// `block` is live or not a block at all: not the inside of one.
+/// `block` is live, and the caller gives it up if the answer is true.
 #[inline(always)]
 pub(crate) unsafe fn give(block: *mut u8) -> bool {
-    let record = map::get(block.addr()).cast::<Record>();
-    if record.is_null() {
-        return false;
-    }
-    // SAFETY: what the map leads to begins with a Record, in memory that is never unmapped.
+    // SAFETY: desks are never freed.
+    let Some(desk) = (unsafe { desk().as_ref() }) else { return false };
+    // SAFETY: a live block has a record, which begins with a Record.
+    let record = unsafe { map::get_known(block.addr()).cast::<Record>() };
+    // SAFETY: as above, in memory that is never unmapped.
     let key = unsafe { (*record).key.load(Ordering::Relaxed) };
-    let desk = MINE.get();
-    if !desk.bias.enter() {
-        return false;
-    }
+    desk.bias.begin();
     let slot = desk.slot(key);
     // SAFETY: as in `take`; a record with a key that has a tray is a Slab, whole as long as a block of it is live.
-    let done = unsafe { (*slot).key == key && (*(*slot).tray).push(record.cast(), block) };
+    let done = unsafe {
+        (*slot).shown.load(Ordering::Acquire) == key && (*(*slot).tray).push(record.cast(), block)
+    };
     desk.bias.leave();
     done
 }
@@ -212,6 +248,29 @@ impl Tray {
             }
             e.block
         }
+    }
+
+    /// # Safety
+    /// As [`pop`](Self::pop).
+    #[inline(always)]
+    unsafe fn pop_or_swap(&mut self, class: usize, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let block = unsafe { self.pop(class, size) };
+        if block.is_null() {
+            // SAFETY: as above.
+            return unsafe { self.swap_and_pop(class, size) };
+        }
+        block
+    }
+
+    /// # Safety
+    /// As [`pop`](Self::pop).
+    #[cold]
+    #[inline(never)]
+    unsafe fn swap_and_pop(&mut self, class: usize, size: usize) -> *mut u8 {
+        self.swap(class);
+        // SAFETY: the caller's promise.
+        unsafe { self.pop(class, size) }
     }
 
     /// # Safety
@@ -328,8 +387,8 @@ impl Batch {
 
 /// The calling thread's desk, if it can have one.
 fn mine() -> Option<&'static Desk> {
-    let d = MINE.try_with(Cell::get).ok()?;
-    if ptr::eq(d, &NOBODYS) { enlist() } else { Some(d) }
+    // SAFETY: desks are never freed.
+    unsafe { desk().as_ref() }.or_else(enlist)
 }
 
 #[cold]
@@ -366,23 +425,22 @@ fn enlist() -> Option<&'static Desk> {
                 // SAFETY: made below, used by nobody.
                 unsafe { meta::free(spare.cast(), size_of::<Desk>(), Use::Other) };
             }
-            let _ = MINE.try_with(|m| m.set(d));
+            tls::set(ptr::from_ref(d).cast());
             return Some(d);
         }
         drop(door);
         let p = meta::alloc(size_of::<Desk>(), Use::Other).ok()?.cast::<Desk>();
         // SAFETY: the piece is large and aligned enough (a power of two from 64 bytes), and nobody else's.
-        unsafe { p.write(Desk::new(0)) };
+        unsafe { p.write(Desk::new()) };
         fresh = Some(p);
     }
 }
 
 /// The calling thread ends: nothing stays on its desk. Whoever trims meanwhile waits for that, and misses nothing.
 fn end() {
-    let Ok(d) = MINE.try_with(|m| m.replace(&NOBODYS)) else { return };
-    if ptr::eq(d, &NOBODYS) {
-        return;
-    }
+    // SAFETY: desks are never freed.
+    let Some(d) = (unsafe { desk().as_ref() }) else { return };
+    tls::set(ptr::null());
     let _door = DOOR.lock();
     for i in 0..SLOTS {
         // SAFETY: this thread's desk, which nobody revokes while the door is held.
@@ -396,11 +454,10 @@ fn end() {
 /// # Safety
 /// The caller is the only one who can reach the desk, and holds the door.
 unsafe fn clear_slot(slot: &mut Slot, end: bool) {
-    if slot.key == NO_KEY {
-        return;
-    }
-    // SAFETY: a slot with a key has a whole tray, of a heap that is never freed.
-    let (tray, heap) = unsafe { (&mut *slot.tray, &*(*slot.tray).heap) };
+    // SAFETY: a tray in a slot is whole, and of a heap that is never freed.
+    let Some(tray) = (unsafe { slot.tray.as_mut() }) else { return };
+    // SAFETY: as above.
+    let heap = unsafe { &*tray.heap };
     let mut batch = Batch::new();
     loop {
         let more = tray.take_all(&mut batch);
@@ -412,9 +469,10 @@ unsafe fn clear_slot(slot: &mut Slot, end: bool) {
     }
     if end {
         heap.trays.fetch_sub(1, Ordering::SeqCst);
-        // SAFETY: out of its slot, nobody's any more.
-        unsafe { meta::free(NonNull::from(tray).cast(), size_of::<Tray>(), Use::Tray) };
-        *slot = Slot { key: NO_KEY, tray: ptr::null_mut() };
+        if let Some(t) = NonNull::new(slot.replace(ptr::null_mut())) {
+            // SAFETY: out of its slot, nobody's any more.
+            unsafe { meta::free(t.cast(), size_of::<Tray>(), Use::Tray) };
+        }
     }
 }
 
@@ -455,7 +513,7 @@ impl Heap {
         let slot = desk.slot(key);
         // SAFETY: inside the bias until it is left.
         unsafe {
-            if (*slot).key == key {
+            if (*slot).shown.load(Ordering::Acquire) == key {
                 let r = f(&mut *(*slot).tray);
                 desk.bias.leave();
                 return Some(r);
@@ -463,31 +521,31 @@ impl Heap {
         }
         desk.bias.leave();
         self.settle(); // in the child of a fork, slabs whose lock is lost must say so first
-        let tray = self.new_tray()?;
+        let tray = self.new_tray(key)?;
         if !desk.bias.enter() {
             discard(tray);
             return None;
         }
         // SAFETY: as above. The slot may hold another heap's tray, whose place this one takes.
         let (r, old) = unsafe {
-            let old = core::mem::replace(&mut *slot, Slot { key, tray });
+            let old = (*slot).replace(tray);
             (f(&mut *tray), old)
         };
         // Whoever closes a heap first says so and then empties all desks: either it finds this tray or this finds it.
         if self.key() != key {
             // SAFETY: as above.
             let tray =
-                unsafe { core::mem::replace(&mut *slot, Slot { key: NO_KEY, tray: ptr::null_mut() }).tray };
+                unsafe { (*slot).replace(ptr::null_mut()) };
             desk.bias.leave();
             discard(tray);
         } else {
             desk.bias.leave();
         }
-        discard(old.tray);
+        discard(old);
         Some(r)
     }
 
-    fn new_tray(&self) -> Option<*mut Tray> {
+    fn new_tray(&self, key: u64) -> Option<*mut Tray> {
         let t = meta::alloc(size_of::<Tray>(), Use::Tray).ok()?.cast::<Tray>().as_ptr();
         self.trays.fetch_add(1, Ordering::SeqCst);
         // SAFETY: the piece is large and aligned enough and nobody else's; every bin is set before it is a Tray. The
@@ -496,6 +554,7 @@ impl Heap {
             let bottom = (&raw mut (*t).entries).cast::<Entry>();
             bottom.write(Entry { block: ptr::null_mut(), mark: ptr::null() });
             (*t).heap = self;
+            (*t).key = key;
             for c in 0..class::COUNT {
                 let bin = (&raw mut (*t).bins).cast::<Bin>().add(c);
                 bin.write(Bin { ready: bottom, freed: bottom, freed_end: bottom, ready_end: bottom });
@@ -509,14 +568,7 @@ impl Heap {
         let p = self.with_tray(|t| {
             t.prepare(class);
             // SAFETY: inside the bias.
-            unsafe {
-                let mut p = t.pop(class, size);
-                if p.is_null() {
-                    t.swap(class);
-                    p = t.pop(class, size);
-                }
-                p
-            }
+            unsafe { t.pop_or_swap(class, size) }
         });
         let most = if p.is_none() { 1 } else { capacity(class) };
         p.and_then(NonNull::new).ok_or(most)
@@ -609,16 +661,23 @@ fn each_desk(mut f: impl FnMut(&'static Desk)) {
 
 /// Revokes every desk. The caller holds the door.
 fn revoke_all() {
-    let mine = MINE.try_with(Cell::get).unwrap_or(&NOBODYS);
+    let mine = desk();
     let mut others = false;
     each_desk(|d| {
         d.bias.revoke();
         others |= d.taken.load(Ordering::Relaxed) && !ptr::eq(d, mine);
     });
-    if others {
-        Bias::barrier();
-    }
-    each_desk(|d| d.bias.wait());
+    let everybody_out = || {
+        if others {
+            Bias::barrier();
+        }
+        each_desk(|d| d.bias.wait());
+    };
+    // From here on nobody puts a tray into a slot, which asks whether the desk is revoked ...
+    everybody_out();
+    // ... so the keys stay hidden, which is what the fast ways look at.
+    each_desk(|d| d.show(false));
+    everybody_out();
 }
 
 /// Gives what threads keep back to the slabs: of the heap with that key, or of all.
@@ -633,33 +692,30 @@ pub(super) fn empty_desks(key: Option<u64>) {
             // SAFETY: every desk is revoked, and the door is held.
             unsafe {
                 let slot = &mut (*d.slots.get())[i];
-                if key.is_none_or(|k| k == slot.key) {
+                if key.is_none_or(|k| k == slot.key()) {
                     clear_slot(slot, key.is_some());
                 }
             }
         }
     });
-    each_desk(|d| d.bias.restore());
+    each_desk(Desk::restore);
 }
 
 /// Gives what the calling thread keeps back to the slabs.
 pub(super) fn empty_mine() {
-    let Ok(d) = MINE.try_with(Cell::get) else { return };
-    if ptr::eq(d, &NOBODYS) {
-        return;
-    }
+    // SAFETY: desks are never freed.
+    let Some(d) = (unsafe { desk().as_ref() }) else { return };
     for i in 0..SLOTS {
         loop {
             let mut batch = Batch::new();
             d.enter();
             // SAFETY: inside the bias the slots are this thread's; one with a key has a whole tray.
             let (heap, more) = unsafe {
-                let slot = (*d.slots.get())[i];
-                if slot.key == NO_KEY {
+                let Some(tray) = (*d.slots.get())[i].tray.as_mut() else {
                     d.bias.leave();
                     break;
-                }
-                (&*(*slot.tray).heap, (*slot.tray).take_all(&mut batch))
+                };
+                (&*tray.heap, tray.take_all(&mut batch))
             };
             d.bias.leave();
             heap.give_back(batch.as_slice());
@@ -681,7 +737,7 @@ pub(super) fn hold_all() {
 /// # Safety
 /// After [`hold_all`] by this thread.
 pub(super) unsafe fn release_all() {
-    each_desk(|d| d.bias.restore());
+    each_desk(Desk::restore);
     // SAFETY: the caller's promise.
     unsafe { DOOR.raw_unlock() };
 }
@@ -692,16 +748,15 @@ pub(super) unsafe fn release_all() {
 /// # Safety
 /// After [`hold_all`] by the thread this process was forked from, with the locks of heaps held.
 pub(super) unsafe fn abandon_all(mut give: impl FnMut(&'static Heap, *mut u8)) {
-    let mine = MINE.try_with(Cell::get).unwrap_or(&NOBODYS);
+    let mine = desk();
     each_desk(|d| {
         for i in 0..SLOTS {
-            // SAFETY: nobody is busy, as the caller promises; a slot with a key has a whole tray.
+            // SAFETY: nobody is busy, as the caller promises.
             let slot = unsafe { &mut (*d.slots.get())[i] };
-            if slot.key == NO_KEY {
-                continue;
-            }
-            // SAFETY: as above; heaps are never freed.
-            let (tray, heap) = unsafe { (&mut *slot.tray, &*(*slot.tray).heap) };
+            // SAFETY: a tray in a slot is whole, and of a heap that is never freed.
+            let Some(tray) = (unsafe { slot.tray.as_mut() }) else { continue };
+            // SAFETY: as above.
+            let heap = unsafe { &*tray.heap };
             let mut batch = Batch::new();
             loop {
                 let more = tray.take_all(&mut batch);
@@ -713,9 +768,9 @@ pub(super) unsafe fn abandon_all(mut give: impl FnMut(&'static Heap, *mut u8)) {
             }
             // The tray is lost, a piece of 64 KiB: the lock of the records' memory is held.
             heap.trays.fetch_sub(1, Ordering::SeqCst);
-            *slot = Slot { key: NO_KEY, tray: ptr::null_mut() };
+            slot.replace(ptr::null_mut());
         }
-        d.taken.store(ptr::eq(d, mine), Ordering::Relaxed);
+        d.taken.store(ptr::eq(ptr::from_ref(d), mine), Ordering::Relaxed);
         d.bias.reset();
     });
     barrier::after_fork();

@@ -30,6 +30,7 @@ pub(crate) mod mem;
 pub(crate) mod numa;
 pub mod procfs;
 pub(crate) mod thread;
+pub(crate) mod tls;
 pub mod topology;
 
 pub use call::{Call, OsError};

@@ -42,6 +42,17 @@ pub(crate) fn get(addr: usize) -> *mut () {
     unsafe { (&*leaf)[l].load(Ordering::Acquire) }
 }
 
+/// As [`get`].
+///
+/// # Safety
+/// [`set`] has been called for that page.
+#[inline(always)]
+pub(crate) unsafe fn get_known(addr: usize) -> *mut () {
+    let (r, l) = split(addr);
+    // SAFETY: the page is covered, and its leaf is there: `set` has seen to both.
+    unsafe { (*ROOT.get_unchecked(r).load(Ordering::Acquire)).get_unchecked(l).load(Ordering::Acquire) }
+}
+
 fn leaf(r: usize) -> Result<&'static Leaf, PagesError> {
     let bytes = size_of::<Leaf>();
     let slot = ROOT.get(r).ok_or(PagesError::overflow(0))?;

@@ -261,8 +261,8 @@ impl PinnedAlloc {
     /// # Ok::<(), pinned_alloc::Error>(())
     /// ```
     pub unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
-        // SAFETY: a live block, or the stand-in for one of no bytes, where no block begins.
-        if unsafe { heap::give(ptr.as_ptr()) } || layout.size() == 0 {
+        // SAFETY: a block of some bytes is live, as the caller promises.
+        if layout.size() == 0 || unsafe { heap::give(ptr.as_ptr()) } {
             return;
         }
         // SAFETY: the caller's promise.
