@@ -224,9 +224,8 @@ pub(crate) unsafe fn give(block: *mut u8) -> bool {
     desk.bias.begin();
     let slot = desk.slot(key);
     // SAFETY: as in `take`; a record with a key that has a tray is a Slab, whole as long as a block of it is live.
-    let done = unsafe {
-        (*slot).shown.load(Ordering::Acquire) == key && (*(*slot).tray).push(record.cast(), block)
-    };
+    let done =
+        unsafe { (*slot).shown.load(Ordering::Acquire) == key && (*(*slot).tray).push(record.cast(), block) };
     desk.bias.leave();
     done
 }
@@ -534,8 +533,7 @@ impl Heap {
         // Whoever closes a heap first says so and then empties all desks: either it finds this tray or this finds it.
         if self.key() != key {
             // SAFETY: as above.
-            let tray =
-                unsafe { (*slot).replace(ptr::null_mut()) };
+            let tray = unsafe { (*slot).replace(ptr::null_mut()) };
             desk.bias.leave();
             discard(tray);
         } else {

@@ -274,7 +274,13 @@ impl Heap {
 
     /// Makes an idle slab, in state Opening, one of `class`, opens it further if it has no room for one, lists it and
     /// draws from it. False if there is no memory for its record.
-    fn adopt(&self, slab: NonNull<Slab>, class: usize, most: usize, out: &mut Batch) -> Result<bool, PagesError> {
+    fn adopt(
+        &self,
+        slab: NonNull<Slab>,
+        class: usize,
+        most: usize,
+        out: &mut Batch,
+    ) -> Result<bool, PagesError> {
         // SAFETY: in state Opening it is this thread's.
         let s = unsafe { &mut *slab.as_ptr() };
         if s.class != class {
