@@ -19,7 +19,13 @@ fn quarter_last(_space: MemSpace, size: usize, _arg: usize, parts: &mut MemParti
     }
 }
 
-fn main() -> Result<(), Error> {
+fn main() {
+    if let Err(e) = run() {
+        println!("{e}");
+    }
+}
+
+fn run() -> Result<(), Error> {
     let nodes = MemSpace::Default.nodes();
     println!("memory nodes: {nodes}");
     if nodes.len() == 1 {

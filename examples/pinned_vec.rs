@@ -3,11 +3,27 @@
 //! `cargo run --release --example pinned_vec`
 
 use allocator_api2::vec::Vec;
-use pinned_alloc::{PinnedAlloc, ReallocPolicy, Reserve, process_stats, traits::Fallback};
+use pinned_alloc::{Error, PinnedAlloc, ReallocPolicy, Reserve, last_error, process_stats, traits::Fallback};
 
-fn main() -> Result<(), pinned_alloc::Error> {
-    // Blocks never move, and have 64 MiB of address space to grow into. Where the lock limit ends, the block is
-    // ordinary memory and says so; `PinnedAlloc::builder()` alone would fail instead.
+/// Says why a collection could not have memory, and what can be done about it.
+fn explain() {
+    if let Some(e) = last_error() {
+        println!("{e}");
+        if let Some(cure) = e.cure() {
+            println!("{cure}");
+        }
+    }
+}
+
+fn main() {
+    if let Err(e) = run() {
+        println!("{e}");
+    }
+}
+
+fn run() -> Result<(), Error> {
+    // Blocks never move, and have 64 MiB of address space to grow into. A new block that cannot be locked is ordinary
+    // memory and says so; without the fallback it would be an error. One that is pinned grows pinned, or not at all.
     let alloc = PinnedAlloc::builder()
         .realloc_policy(ReallocPolicy::Fixed)
         .reserve(Reserve::Bytes(64 << 20))
@@ -16,7 +32,8 @@ fn main() -> Result<(), pinned_alloc::Error> {
 
     let mut samples: Vec<f32, _> = Vec::new_in(alloc.clone());
     if samples.try_reserve(1000).is_err() {
-        println!("no memory for 1000 samples");
+        println!("no memory for 1000 samples:");
+        explain();
         return Ok(());
     }
     let address = samples.as_ptr();
@@ -25,8 +42,9 @@ fn main() -> Result<(), pinned_alloc::Error> {
 
     for step in 1..=8 {
         // Under `Fixed` a Vec that cannot grow where it is says so here, and keeps what it has.
-        if let Err(e) = samples.try_reserve(samples.capacity() * 2) {
-            println!("step {step}: cannot grow in place ({e}); {} samples stay", samples.len());
+        if samples.try_reserve(samples.capacity() * 2).is_err() {
+            println!("step {step}: cannot grow; {} samples stay:", samples.len());
+            explain();
             break;
         }
         samples.resize(samples.capacity(), step as f32);

@@ -6,7 +6,13 @@ use pinned_alloc::traits::Fallback;
 use pinned_alloc::{Error, PinnedAlloc};
 use std::alloc::Layout;
 
-fn main() -> Result<(), Error> {
+fn main() {
+    if let Err(e) = run() {
+        println!("{e}"); // by Display; the Debug form that a Result of main prints is for programmers
+    }
+}
+
+fn run() -> Result<(), Error> {
     // pool ──full or over the lock limit──> spill ──the same──> ordinary memory
     let spill = PinnedAlloc::builder().pool_size(32 << 10).fallback(Fallback::DefaultMem).build()?;
     let pool = PinnedAlloc::builder().pool_size(64 << 10).fallback_to(&spill).build()?;

@@ -18,6 +18,38 @@
 //! # Ok::<(), pinned_alloc::Error>(())
 //! ```
 //!
+//! # Collections
+//!
+//! With the feature `allocator-api2`, which is on by default, a [`PinnedAlloc`] is an allocator for the collections of
+//! `allocator-api2 = "0.2"` (and of hashbrown, bumpalo and others that use it); with `allocator-api2-04` for those of
+//! its 0.4; with `nightly` for std's own. Clones are one allocator, so each collection takes a clone.
+//!
+//! ```
+//! # #[cfg(feature = "allocator-api2")] {
+//! use allocator_api2::vec::Vec;
+//! use pinned_alloc::{PinnedAlloc, last_error};
+//!
+//! let alloc = PinnedAlloc::new()?;
+//! let mut v = Vec::new_in(alloc.clone());
+//! match v.try_reserve(1000) {
+//!     Ok(()) => v.extend(0..1000u32), // every byte of it is locked
+//!     // A collection's error has no reason in it.
+//!     Err(_) => println!("{}", last_error().unwrap()),
+//! }
+//! # }
+//! # Ok::<(), pinned_alloc::Error>(())
+//! ```
+//!
+//! # Features
+//!
+//! | feature | gives |
+//! |---|---|
+//! | `allocator-api2` (default) | `Allocator` of allocator-api2 0.2 |
+//! | `allocator-api2-04` | the same for 0.4 |
+//! | `nightly` | std's unstable `Allocator` |
+//! | `cli` | the command line `pinned-alloc` |
+//! | `fault-injection` | tests only: system calls that fail on demand |
+//!
 //! # What is promised
 //!
 //! | | |
@@ -65,11 +97,14 @@ pub mod os;
 mod pages;
 mod pinned;
 
+#[doc(inline)]
 pub use omp::{
-    AllocatorHandle, Error, MemSpace, Policy, ReallocPolicy, Reserve, TraitError, Traits, handle, partition,
-    routines, space, traits,
+    AllocatorHandle, Error, MemSpace, Policy, ReallocPolicy, Reserve, TraitError, Traits, handle, last_error,
+    partition, routines, space, traits,
 };
+#[doc(inline)]
 pub use pages::{Cause, Cure, ForkPolicy, HugePages, PagesError};
+#[doc(inline)]
 pub use pinned::{
     AllocatorBuilder, BlockInfo, Pin, PinnedAlloc, PinnedGlobal, ProcessStats, Stats, process_stats,
 };

@@ -222,3 +222,23 @@ fn a_block_grows_again_after_a_refused_shrink() {
         }
     });
 }
+
+/// Two threads with a pool each, without a limit, were told of one pool.
+#[test]
+fn pools_without_a_limit_are_one_for_each_thread_too() {
+    let h = AllocatorBuilder::new().access(Access::Thread).into_handle().unwrap();
+    let eye = PinnedAlloc::from_handle(AllocatorHandle::DEFAULT_MEM).unwrap();
+    let one = || {
+        let p = routines::alloc(100_000, h).unwrap();
+        (p as usize, eye.info(NonNull::new(p).unwrap()).unwrap().pool_used)
+    };
+    for _ in 0..2 {
+        let (p, used) = std::thread::scope(|s| s.spawn(one).join().unwrap());
+        assert_eq!(used, 100_000);
+        free(p as *mut u8);
+    }
+    let live: Vec<_> = (0..2).map(|_| std::thread::scope(|s| s.spawn(one).join().unwrap())).collect();
+    assert!(live.iter().all(|l| l.1 == 100_000));
+    live.into_iter().for_each(|l| free(l.0 as *mut u8));
+    routines::destroy_allocator(h);
+}

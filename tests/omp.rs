@@ -269,7 +269,7 @@ fn point_16_fallback_cycles_end() {
         AllocatorBuilder::new().pool_size(10).fallback(Fallback::Allocator(next)).into_handle().unwrap()
     };
     let a = a_next(H::from_raw(4242));
-    assert_eq!(alloc(100, a), Err(Error::Handle { handle: H::from_raw(4242) }));
+    assert_eq!(alloc(100, a), Err(Error::FallbackGone { handle: H::from_raw(4242) }));
     let b = a_next(a);
     let c = a_next(b);
     assert!(alloc(100, c).is_err());
@@ -291,7 +291,7 @@ fn point_17_fb_data_of_a_destroyed_allocator_is_null() {
     let h = pool(10, value::ALLOCATOR_FB, next);
     release(alloc(100, h).unwrap());
     destroy_allocator(next);
-    assert_eq!(alloc(100, h), Err(Error::Handle { handle: next }));
+    assert_eq!(alloc(100, h), Err(Error::FallbackGone { handle: next }));
     destroy_allocator(h);
 }
 

@@ -179,7 +179,7 @@ impl Allocator {
                 Fallback::Null => Err(e),
                 Fallback::Abort => give_up(size, &e),
                 Fallback::DefaultMem => table::default_mem(),
-                Fallback::Allocator(h) => table::enter(h),
+                Fallback::Allocator(h) => table::enter(h).map_err(|_| Error::FallbackGone { handle: h }),
             };
             server = match next {
                 Ok(s) if n < asked.len() && !asked[..n].contains(&s.index()) => s,
@@ -371,7 +371,7 @@ impl Allocator {
             origin: self.index(),
             server: server.index(),
             pool: (&raw const cell.pool).cast(),
-            charged: server.core().traits.pool_size.is_some(),
+            charged: cell.pool.counts(),
         }
     }
 
@@ -394,7 +394,8 @@ impl Allocator {
             c.group.store(g, Ordering::Relaxed);
             return Ok(c);
         }
-        let c = table::take_pool(spare, self.core().traits.pool_size.unwrap_or(usize::MAX))?;
+        let limit = self.core().traits.pool_size;
+        let c = table::take_pool(spare, limit.unwrap_or(usize::MAX), limit.is_some() || g != 0)?;
         c.group.store(g, Ordering::Relaxed);
         c.next.store(self.pools.load(Ordering::Relaxed), Ordering::Relaxed);
         self.pools.store((&raw const *c).cast_mut(), Ordering::Release);
@@ -443,6 +444,19 @@ fn give_up(size: usize, e: &Error) -> ! {
     // Both writes stop at the buffer's end; a cut message is better than none.
     let _ = writeln!(t, "pinned-alloc: cannot allocate {size} bytes, and the fallback is abort_fb: {e}");
     crate::os::die(&[t.as_str()])
+}
+
+/// Writes an error and its cure to standard error, without the heap.
+#[cold]
+pub(crate) fn say(e: &Error) {
+    let mut t = Text::new();
+    let _ = writeln!(t, "pinned-alloc: {e}");
+    crate::os::say(&[t.as_str()]);
+    if let Some(c) = e.cure() {
+        let mut t = Text::new();
+        let _ = write!(t, "{c}");
+        crate::os::say(&[t.as_str().trim_end(), "\n"]);
+    }
 }
 
 /// A line of text without the heap.

@@ -1,6 +1,7 @@
 //! What can go wrong in the model: one type, and a part of it for traits.
 
 use super::handle::AllocatorHandle;
+use super::traits::key;
 use crate::pages::{Cure, PagesError};
 use core::fmt;
 
@@ -11,7 +12,7 @@ use core::fmt;
 ///
 /// let e = Traits::from_raw([(key::ALIGNMENT, 3)]).unwrap_err();
 /// assert_eq!(e, TraitError::Value { key: key::ALIGNMENT, value: 3 });
-/// assert_eq!(e.to_string(), "the allocator trait 2 cannot be 3");
+/// assert_eq!(e.to_string(), "the allocator trait alignment cannot be 3");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -38,7 +39,10 @@ impl fmt::Display for TraitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TraitError::Key { key } => write!(f, "no allocator trait has the key {key}"),
-            TraitError::Value { key, value } => write!(f, "the allocator trait {key} cannot be {value}"),
+            TraitError::Value { key, value } => match key::name(*key) {
+                Some(name) => write!(f, "the allocator trait {name} cannot be {value}"),
+                None => write!(f, "the allocator trait {key} cannot be {value}"),
+            },
             TraitError::MissingFbData => write!(f, "fallback is allocator_fb, and there is no fb_data"),
             TraitError::MissingPartitioner => {
                 write!(f, "partition is partitioner, and there is no partitioner")
@@ -95,6 +99,12 @@ pub enum Error {
     /// No allocator has this handle: it was never given out, or its allocator has been destroyed.
     Handle {
         /// The handle.
+        handle: AllocatorHandle,
+    },
+    /// The pool was full, or the memory not to be had, and the allocator that was to serve instead has been destroyed: a
+    /// fallback does not keep its allocator alive.
+    FallbackGone {
+        /// The `fb_data` of the allocator that was asked.
         handle: AllocatorHandle,
     },
     /// The address is not the beginning of a live block of this crate, or this is a child of a fork that was not given
@@ -210,6 +220,11 @@ impl fmt::Display for Error {
                     "the block may not move and cannot have {asked} bytes where it is, {capacity} at most"
                 )
             }
+            Error::FallbackGone { handle } => write!(
+                f,
+                "the allocator cannot serve, and its fallback, the allocator {:#x}, has been destroyed",
+                handle.raw()
+            ),
             Error::Handle { handle } => write!(f, "no allocator has the handle {:#x}", handle.raw()),
             Error::NotABlock { addr } => write!(f, "no live block begins at {addr:#x}"),
             Error::FallbackCycle => write!(f, "every allocator of the fallback chain has been asked"),

@@ -20,6 +20,7 @@ mod default;
 pub mod env;
 mod error;
 pub mod handle;
+pub(crate) mod last;
 pub mod partition;
 mod policy;
 pub(crate) mod pool;
@@ -31,6 +32,7 @@ pub mod traits;
 
 pub use error::{Error, TraitError};
 pub use handle::AllocatorHandle;
+pub use last::last_error;
 pub use policy::{Policy, ReallocPolicy, Reserve};
 pub use space::MemSpace;
 pub use traits::Traits;

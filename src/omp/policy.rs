@@ -9,17 +9,26 @@ use crate::pages::{ForkPolicy, HugePages};
 /// interface, to another thread) needs `Fixed`.
 ///
 /// ```
-/// use pinned_alloc::{AllocatorBuilder, ReallocPolicy, Reserve};
+/// use pinned_alloc::{PinnedAlloc, ReallocPolicy, Reserve, traits::Fallback};
 /// use std::alloc::Layout;
 ///
-/// let alloc = AllocatorBuilder::new().reserve(Reserve::Times(16)).build()?;
+/// // Pinned, or ordinary memory where the lock limit says no.
+/// let alloc = PinnedAlloc::builder().reserve(Reserve::Times(16)).fallback(Fallback::DefaultMem).build()?;
 /// let layout = Layout::new::<[u8; 10_000]>();
 /// let block = alloc.allocate(layout)?;
 /// // SAFETY: a live block of this allocator and layout.
-/// let grown = unsafe { alloc.realloc(block.cast(), layout, 160_000, ReallocPolicy::Fixed)? };
-/// assert_eq!(grown.cast::<u8>(), block.cast::<u8>(), "inside its reservation it never moves");
+/// let now = match unsafe { alloc.realloc(block.cast(), layout, 160_000, ReallocPolicy::Fixed) } {
+///     Ok(grown) => {
+///         assert_eq!(grown.cast::<u8>(), block.cast::<u8>(), "it never moves");
+///         Layout::new::<[u8; 160_000]>()
+///     }
+///     Err(e) => {
+///         println!("{e}"); // the lock limit, or no room: the block is as it was
+///         layout
+///     }
+/// };
 /// // SAFETY: as above, of the layout it has now; not used again.
-/// unsafe { alloc.deallocate(grown.cast(), Layout::new::<[u8; 160_000]>()) };
+/// unsafe { alloc.deallocate(block.cast(), now) };
 /// # Ok::<(), pinned_alloc::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

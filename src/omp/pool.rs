@@ -4,24 +4,32 @@
 //! exceeded, and never refuses while there is room. What the user asked for is what counts, not what the block
 //! or its bookkeeping takes: a pool of N bytes serves one block of N bytes.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 pub(crate) struct Pool {
+    /// `usize::MAX`: none.
     limit: AtomicUsize,
+    /// False for a pool without a limit that all threads share: nobody needs the count, and what is in use is known from
+    /// the blocks.
+    counts: AtomicBool,
     used: AtomicUsize,
 }
 
 impl Pool {
-    pub(crate) const fn new(limit: usize) -> Self {
-        Self { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0) }
+    pub(crate) const fn new(limit: usize, counts: bool) -> Self {
+        Self { limit: AtomicUsize::new(limit), counts: AtomicBool::new(counts), used: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn counts(&self) -> bool {
+        self.counts.load(Relaxed)
     }
 
     /// # Errors
     /// `(limit, used)` at the time of the refusal.
     pub(crate) fn charge(&self, bytes: usize) -> Result<(), (usize, usize)> {
         let limit = self.limit.load(Relaxed);
-        if limit == usize::MAX {
-            return Ok(()); // no limit, no count: what is in use is known from the blocks
+        if !self.counts() {
+            return Ok(());
         }
         let mut used = self.used.load(Relaxed);
         loop {
@@ -37,7 +45,7 @@ impl Pool {
     }
 
     pub(crate) fn uncharge(&self, bytes: usize) {
-        if self.limit.load(Relaxed) == usize::MAX {
+        if !self.counts() {
             return;
         }
         let before = self.used.fetch_sub(bytes, Relaxed);
@@ -49,8 +57,9 @@ impl Pool {
     }
 
     /// For another owner, once nothing is charged.
-    pub(crate) fn reset(&self, limit: usize) {
+    pub(crate) fn reset(&self, limit: usize, counts: bool) {
         self.limit.store(limit, Relaxed);
+        self.counts.store(counts, Relaxed);
         self.used.store(0, Relaxed);
     }
 }
@@ -61,7 +70,7 @@ mod tests {
 
     #[test]
     fn exact_at_the_edge_and_on_overflow() {
-        let p = Pool::new(100);
+        let p = Pool::new(100, true);
         assert_eq!(p.charge(100), Ok(()));
         assert_eq!(p.charge(1), Err((100, 100)));
         assert_eq!(p.charge(usize::MAX), Err((100, 100)));
@@ -73,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_large_refusal_never_hurts_a_small_request() {
-        let p = Pool::new(1000);
+        let p = Pool::new(1000, true);
         std::thread::scope(|s| {
             s.spawn(|| (0..100_000).for_each(|_| assert!(p.charge(1001).is_err())));
             s.spawn(|| {

@@ -525,19 +525,20 @@ pub(crate) fn each(mut f: impl FnMut(&'static Allocator)) {
 pub(super) fn take_pool(
     spare: &mut Spare,
     limit: usize,
+    counts: bool,
 ) -> Result<&'static super::allocator::PoolCell, PagesError> {
     use super::allocator::PoolCell;
     // SAFETY: spare pools are whole and nobody's.
     if let Some(c) = unsafe { spare.pools.as_ref() } {
         spare.pools = c.next.load(Ordering::Relaxed);
-        c.pool.reset(limit);
+        c.pool.reset(limit, counts);
         return Ok(c);
     }
     let p = meta::alloc(size_of::<PoolCell>(), Use::Other)?.cast::<PoolCell>();
     // SAFETY: the piece is large and aligned enough, nobody else's and never freed.
     unsafe {
         p.write(PoolCell {
-            pool: Pool::new(limit),
+            pool: Pool::new(limit, counts),
             group: AtomicU64::new(0),
             next: AtomicPtr::new(ptr::null_mut()),
         });

@@ -48,6 +48,29 @@ pub mod key {
     pub const PART_SIZE: i32 = 14;
     pub const PARTITIONER: i32 = 15;
     pub const PARTITIONER_ARG: i32 = 16;
+
+    /// The name of the trait with that key.
+    pub(crate) fn name(key: i32) -> Option<&'static str> {
+        const NAMES: [&str; 16] = [
+            "sync_hint",
+            "alignment",
+            "access",
+            "pool_size",
+            "fallback",
+            "fb_data",
+            "pinned",
+            "partition",
+            "pin_device",
+            "preferred_device",
+            "device_access",
+            "target_access",
+            "atomic_scope",
+            "part_size",
+            "partitioner",
+            "partitioner_arg",
+        ];
+        NAMES.get(usize::try_from(key).ok()?.checked_sub(1)?).copied()
+    }
 }
 
 /// Trait values (`omp_alloctrait_value_t`), OpenMP 6.0 section 20.8.

@@ -1,6 +1,9 @@
-//! The ground floor: every system call of the crate, each with its contract, and nothing else.
+//! What the system says: limits on locked memory ([`limits`]), what the kernel knows of a range of memory
+//! ([`procfs`]), NUMA nodes and what they are good at ([`topology`]), and the error of a system call ([`OsError`]).
 //!
-//! A port edits this folder only. What the floors above may rely on:
+//! # For the crate itself
+//!
+//! The ground floor: every system call of the crate, each with its contract, and nothing else. A port edits this folder only. What the floors above may rely on:
 //!
 //! | state of a range | reached by | leaves it by |
 //! |---|---|---|

@@ -69,7 +69,7 @@ pub enum Cause {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PagesError {
-    /// Bytes that were asked for.
+    /// Bytes that were asked of the system: of a block that is to grow, what would have been added.
     pub asked: usize,
     /// The call that failed.
     pub os: OsError,

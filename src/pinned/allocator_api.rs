@@ -3,10 +3,12 @@
 //! The three traits are alike in words and different in type, so one macro writes all of them. Clones of a
 //! [`PinnedAlloc`] are equivalent allocators; memory stays valid until freed, whatever happens to the clones.
 //! `grow` and `shrink` follow the allocator's own [`ReallocPolicy`](crate::ReallocPolicy): under `Fixed` a
-//! collection that cannot grow in place fails to grow (its `try_reserve` says so, its `push` aborts).
+//! collection that cannot grow in place fails to grow (its `try_reserve` says so, its `push` aborts). Why is in
+//! [`last_error`](crate::last_error).
 
 use super::{PinnedAlloc, PinnedGlobal, dangling};
 use crate::ReallocPolicy;
+use crate::omp::last::note;
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
@@ -23,7 +25,7 @@ unsafe fn regrow(
 ) -> Option<NonNull<[u8]>> {
     let policy = a.policy().realloc;
     // SAFETY: the caller's promise.
-    unsafe { a.resize(ptr, old, new.size(), new.align(), policy, zero) }.ok()
+    unsafe { a.resize(ptr, old, new.size(), new.align(), policy, zero) }.map_err(note).ok()
 }
 
 macro_rules! implement {
@@ -36,11 +38,11 @@ macro_rules! implement {
             // allocator, so a block of one may be passed to another; moving a handle moves no block.
             unsafe impl Allocator for PinnedAlloc {
                 fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-                    PinnedAlloc::allocate(self, layout).map_err(|_| AllocError)
+                    PinnedAlloc::allocate(self, layout).map_err(note).map_err(|()| AllocError)
                 }
 
                 fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-                    PinnedAlloc::allocate_zeroed(self, layout).map_err(|_| AllocError)
+                    PinnedAlloc::allocate_zeroed(self, layout).map_err(note).map_err(|()| AllocError)
                 }
 
                 unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {

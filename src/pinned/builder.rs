@@ -34,7 +34,8 @@ pub struct AllocatorBuilder {
 }
 
 impl AllocatorBuilder {
-    /// OpenMP's defaults: the default memory space, not pinned, `default_mem_fb`.
+    /// OpenMP's defaults: the default memory space, **not pinned**, `default_mem_fb`. [`PinnedAlloc::builder`] begins
+    /// with pinned memory.
     ///
     /// ```
     /// let alloc = pinned_alloc::AllocatorBuilder::new().build()?;
@@ -59,7 +60,7 @@ impl AllocatorBuilder {
         Self { space, traits, policy: Policy::DEFAULT }
     }
 
-    /// The memory space.
+    /// The memory space: the kind of memory, as OpenMP names it, from which blocks come (see [`space`](crate::space)).
     ///
     /// ```
     /// use pinned_alloc::{AllocatorBuilder, MemSpace};
@@ -73,7 +74,8 @@ impl AllocatorBuilder {
         self
     }
 
-    /// `pinned`.
+    /// `pinned`: whether blocks are resident and locked when they are handed out. What cannot be locked is a failed
+    /// request, which the `fallback` deals with.
     ///
     /// ```
     /// use pinned_alloc::AllocatorBuilder;
@@ -121,7 +123,8 @@ impl AllocatorBuilder {
         self
     }
 
-    /// `fallback`, with `fb_data` inside.
+    /// `fallback`: what happens when the allocator cannot serve, because its pool is full or memory cannot be had or
+    /// locked; `fb_data` is inside.
     ///
     /// ```
     /// use pinned_alloc::{AllocatorBuilder, traits::Fallback};
@@ -156,7 +159,7 @@ impl AllocatorBuilder {
         self
     }
 
-    /// `sync_hint`.
+    /// `sync_hint`: how many threads are expected to ask at once. A hint: every value is safe with any number of them.
     ///
     /// ```
     /// use pinned_alloc::{AllocatorBuilder, traits::SyncHint};
@@ -170,7 +173,7 @@ impl AllocatorBuilder {
         self
     }
 
-    /// `access`. For `Thread`, `pool_size` is counted for each thread.
+    /// `access`: which threads touch the memory. For `Thread`, `pool_size` is counted for each thread.
     ///
     /// ```
     /// use pinned_alloc::{AllocatorBuilder, traits::Access};
@@ -184,7 +187,7 @@ impl AllocatorBuilder {
         self
     }
 
-    /// `partition`.
+    /// `partition`: how one block is spread over the NUMA nodes of its memory space. Without effect on a machine with one.
     ///
     /// ```
     /// use pinned_alloc::{AllocatorBuilder, traits::Partition};
@@ -256,7 +259,7 @@ impl AllocatorBuilder {
         self
     }
 
-    /// `target_access`.
+    /// `target_access`: whether accesses of several devices may interleave. Kept and reported; a host allocator has one.
     ///
     /// ```
     /// use pinned_alloc::{AllocatorBuilder, traits::TargetAccess};
@@ -270,7 +273,7 @@ impl AllocatorBuilder {
         self
     }
 
-    /// `atomic_scope`.
+    /// `atomic_scope`: across which devices atomics hold. Kept and reported; a host allocator has one.
     ///
     /// ```
     /// use pinned_alloc::{AllocatorBuilder, traits::AtomicScope};
@@ -284,7 +287,8 @@ impl AllocatorBuilder {
         self
     }
 
-    /// What `realloc` does when the call does not say.
+    /// Whether blocks may move when they are resized by those that do not say: collections, the OpenMP routine
+    /// ([`routines::realloc`](crate::routines::realloc)). [`PinnedAlloc::realloc`] is told by its caller, and that counts.
     ///
     /// ```
     /// use pinned_alloc::{AllocatorBuilder, ReallocPolicy};
@@ -374,7 +378,7 @@ impl AllocatorBuilder {
         self
     }
 
-    /// Threads that populate a new block of 64 MiB and more (1 to 64). They are plain POSIX threads that live for
+    /// Threads that populate a new block of 64 MiB and more; below 1 is 1, above 64 is 64. They are plain POSIX threads that live for
     /// the call, with all signals blocked.
     ///
     /// ```

@@ -1,19 +1,20 @@
 //! A `#[global_allocator]` of pinned memory.
 
 use crate::heap;
+use crate::omp::allocator::say;
 use crate::omp::table::{self, Allocator};
 use crate::omp::traits::{Fallback, Traits};
-use crate::omp::{MemSpace, Policy, ReallocPolicy, Resize, reallocate};
+use crate::omp::{Error, MemSpace, Policy, ReallocPolicy, Resize, last, reallocate};
 use crate::{ForkPolicy, Stats};
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// The whole heap of a Rust program, pinned.
 ///
 /// [`require`](Self::require): every byte handed out is locked, or the allocation fails (which ends most programs
 /// with the standard library's message). [`prefer`](Self::prefer): what cannot be locked is ordinary memory, and
-/// counted. Either takes a cap on the bytes it pins.
+/// counted. Either takes a cap on the bytes it pins. Why a request failed is in [`last_error`](crate::last_error).
 ///
 /// It works before `main`, in thread-local destructors and in the child of a fork, where new blocks are locked
 /// under the child's own limit. It never allocates through itself.
@@ -33,12 +34,19 @@ pub struct PinnedGlobal {
     fallback: Fallback,
     cap: usize,
     fork: ForkPolicy,
+    explain: bool,
     allocator: AtomicPtr<Allocator>,
 }
 
 impl PinnedGlobal {
     const fn with(fallback: Fallback) -> Self {
-        Self { fallback, cap: 0, fork: ForkPolicy::Keep, allocator: AtomicPtr::new(ptr::null_mut()) }
+        Self {
+            fallback,
+            cap: 0,
+            fork: ForkPolicy::Keep,
+            explain: false,
+            allocator: AtomicPtr::new(ptr::null_mut()),
+        }
     }
 
     /// No unpinned byte: out of budget is an allocation failure.
@@ -113,6 +121,21 @@ impl PinnedGlobal {
         self
     }
 
+    /// Has the first request that fails in this process write cause and cure to standard error: the standard library's
+    /// own message, which follows, names the size only.
+    ///
+    /// ```
+    /// use pinned_alloc::PinnedGlobal;
+    ///
+    /// #[global_allocator]
+    /// static HEAP: PinnedGlobal = PinnedGlobal::prefer().explain();
+    /// ```
+    #[must_use]
+    pub const fn explain(mut self) -> Self {
+        self.explain = true;
+        self
+    }
+
     fn get(&self) -> Option<&'static Allocator> {
         // SAFETY: set once, to a record that is never freed.
         match unsafe { self.allocator.load(Ordering::Acquire).as_ref() } {
@@ -154,8 +177,10 @@ impl PinnedGlobal {
     #[cold]
     #[inline(never)]
     pub(super) fn request(&self, layout: Layout, zero: bool) -> Option<NonNull<u8>> {
-        let g = self.get()?.allocate(layout.size(), layout.align(), zero).ok()?;
-        Some(g.ptr)
+        match self.get()?.allocate(layout.size(), layout.align(), zero) {
+            Ok(g) => Some(g.ptr),
+            Err(e) => self.fail(e),
+        }
     }
 
     /// # Safety
@@ -169,7 +194,21 @@ impl PinnedGlobal {
         let block = heap::find(ptr.as_ptr().addr())?;
         let r = Resize { size: new.size(), align: new.align(), policy, zero: false };
         // SAFETY: the caller's promise.
-        unsafe { reallocate(block, ptr, self.get()?, r) }.ok().map(|g| g.ptr)
+        match unsafe { reallocate(block, ptr, self.get()?, r) } {
+            Ok(g) => Some(g.ptr),
+            Err(e) => self.fail(e),
+        }
+    }
+
+    /// Takes note of why a request fails, and says so if that was asked for.
+    #[cold]
+    fn fail(&self, e: Error) -> Option<NonNull<u8>> {
+        last::note(e);
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if self.explain && !SAID.swap(true, Ordering::Relaxed) {
+            say(&e);
+        }
+        None
     }
 
     /// Whether the live block at `ptr` is locked and resident right now, whole.

@@ -44,9 +44,13 @@ fn median(mut v: Vec<f64>) -> f64 {
 }
 
 fn text(e: Error) -> String {
-    let cure = e.cure().map(|c| c.to_string()).unwrap_or_default();
-    format!("{e}; {}", cure.lines().next().unwrap_or(""))
+    if e.is_lock_limit() { LIMITED.to_owned() } else { e.to_string() }
 }
+
+/// The note of a row that needs more lock limit; the cure follows once.
+const LIMITED: &str = "more than the lock limit";
+/// Lock limit that the largest rows need, in KiB: 256 MiB twice, while a block is copied, and some for the rest.
+const NEEDED_KIB: usize = (2 * 256 + 16) * 1024;
 
 /// Maps and locks by hand what our block is measured against.
 fn raw_pin(size: usize, huge: bool) -> Result<usize, String> {
@@ -69,7 +73,10 @@ fn raw_pin(size: usize, huge: bool) -> Result<usize, String> {
         if libc::syscall(libc::SYS_mlock, p, size) != 0 {
             let e = io::Error::last_os_error();
             libc::munmap(p, size);
-            return Err(format!("mlock: {e}"));
+            return Err(match e.raw_os_error() {
+                Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => LIMITED.to_owned(),
+                _ => format!("mlock: {e}"),
+            });
         }
         Ok(p as usize)
     }
@@ -158,7 +165,10 @@ fn grow_by_mremap(from: usize, to: usize, step: impl Fn(usize) -> usize) -> Resu
         if q == -1 {
             let e = io::Error::last_os_error();
             raw_unpin(p, n);
-            return Err(format!("mremap: {e}"));
+            return Err(match e.raw_os_error() {
+                Some(libc::EAGAIN) => LIMITED.to_owned(),
+                _ => format!("mremap: {e}"),
+            });
         }
         (n, p) = (step(n), q as usize);
     }
@@ -346,5 +356,9 @@ pub(crate) fn run(rounds: usize, json: bool, out: &mut impl Write) -> io::Result
         out,
         "  medians of {rounds} ratios, ours to the peer in the same round; below 1 is faster than the peer"
     )?;
+    writeln!(out, "  times are the medians of each side by itself: they need not divide to the ratio")?;
+    if b.rows.iter().any(|r| r.note.as_deref() == Some(LIMITED)) {
+        writeln!(out, "  the rows not measured need `ulimit -l {NEEDED_KIB}` (KiB), or CAP_IPC_LOCK")?;
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -140,7 +140,7 @@ fn alignments(r: &mut Report, max: usize) {
         Err(Error::Alignment { .. }) => Ok("refused".to_owned()),
         x => Err(format!("{x:?}").into()),
     });
-    r.add("alignment", "2 GiB, more than there is", bad);
+    r.add("alignment", "of 2 GiB, above the largest (1 GiB)", bad);
 }
 
 fn traits(r: &mut Report, max: usize) {
