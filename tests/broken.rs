@@ -2,15 +2,15 @@
 
 mod common;
 
-use common::{Situation, alone, alone_in, room};
+use common::{Situation, alone, alone_in, is_child, room, spawn};
 use pinned_alloc::os::{limits, procfs};
 use pinned_alloc::partition::{Lifetime, MemPartition, MemPartitioner};
 use pinned_alloc::traits::{Access, Fallback, Partition};
 use pinned_alloc::{
-    AllocatorBuilder, AllocatorHandle, Error, ForkPolicy, MemSpace, PinnedAlloc, ReallocPolicy, Reserve,
-    process_stats, routines, trim,
+    AllocatorBuilder, AllocatorHandle, Error, ForkPolicy, MemSpace, PinnedAlloc, PinnedGlobal, ReallocPolicy,
+    Reserve, last_error, process_stats, routines, trim,
 };
-use std::alloc::Layout;
+use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 fn layout(size: usize) -> Layout {
@@ -255,4 +255,24 @@ fn more_than_the_machine_has_is_an_error_on_every_way() {
             unsafe { a.deallocate(p.cast(), layout(20_000)) };
         }
     });
+}
+
+/// The global allocator failed without a word on why.
+#[test]
+fn a_failing_global_allocator_can_explain_itself() {
+    static SILENT: PinnedGlobal = PinnedGlobal::require().cap(1000);
+    static HEAP: PinnedGlobal = PinnedGlobal::require().cap(1000).explain();
+    const NAME: &str = "a_failing_global_allocator_can_explain_itself";
+    if is_child(NAME) {
+        for heap in [&SILENT, &HEAP, &HEAP] {
+            // SAFETY: a layout of some bytes.
+            assert!(unsafe { heap.alloc(layout(2000)) }.is_null());
+        }
+        assert_eq!(last_error(), Some(Error::Pool { pool_size: 1000, used: 0, asked: 2000 }));
+        return;
+    }
+    let out = spawn(NAME, Situation::default());
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{said}");
+    assert_eq!(said.matches("pinned-alloc: the pool").count(), 1, "once, and not by the silent one: {said}");
 }
