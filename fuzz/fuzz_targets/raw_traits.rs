@@ -118,7 +118,7 @@ fn serve(h: AllocatorHandle, t: &Traits, size: usize, more: usize) {
                 }
                 // A handle that nobody has, or (by a guess) its own.
                 Fallback::Allocator(f) if f == h => assert_eq!(e, Error::FallbackCycle),
-                Fallback::Allocator(f) => assert_eq!(e, Error::Handle { handle: f }),
+                Fallback::Allocator(f) => assert_eq!(e, Error::FallbackGone { handle: f }),
                 _ => panic!("{e}"),
             }
             return;

@@ -275,7 +275,7 @@ impl Model {
         match (end, can.last()) {
             (End::Last, Some(Can::No(Why::Pool(p)))) => assert_eq!(e, p),
             (End::Last, _) => {}
-            (End::Dead(handle), _) => assert_eq!(*e, Error::Handle { handle }),
+            (End::Dead(handle), _) => assert_eq!(*e, Error::FallbackGone { handle }),
             (End::Cycle, _) => assert_eq!(*e, Error::FallbackCycle),
         }
     }
