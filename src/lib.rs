@@ -121,7 +121,7 @@ pub use pinned::{
 /// # let _ = given_back;
 /// ```
 pub fn trim(target: usize) -> usize {
-    let spans = pages::cache::trim(target);
+    let spans = heap::release_kept(target);
     if target == 0 { spans + heap::reclaim_idle() } else { spans }
 }
 
@@ -135,4 +135,5 @@ pub fn trim(target: usize) -> usize {
 /// ```
 pub fn set_cache_limit(bytes: usize) {
     pages::cache::set_limit(bytes);
+    heap::release_kept(bytes);
 }

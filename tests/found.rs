@@ -242,3 +242,27 @@ fn pools_without_a_limit_are_one_for_each_thread_too() {
     live.into_iter().for_each(|l| free(l.0 as *mut u8));
     routines::destroy_allocator(h);
 }
+
+/// A dead allocator that was still used, by a thread after another had ended, was never given up.
+#[test]
+fn a_dead_allocator_of_threads_is_recycled() {
+    alone("a_dead_allocator_of_threads_is_recycled", || {
+        let a = AllocatorBuilder::new().access(Access::Thread).build().unwrap();
+        let one = |a: &PinnedAlloc| {
+            let a = a.clone();
+            let l = Layout::new::<[u8; 100]>();
+            let p = std::thread::spawn(move || a.allocate(l).unwrap().cast::<u8>().as_ptr() as usize);
+            p.join().unwrap() as *mut u8
+        };
+        free(one(&a));
+        routines::destroy_allocator(a.handle());
+        let p = one(&a);
+        drop(a);
+        free(p);
+        assert_eq!(
+            (process_stats().live_blocks, process_stats().allocators),
+            (0, 1),
+            "the default one is left"
+        );
+    });
+}

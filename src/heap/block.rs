@@ -237,36 +237,37 @@ impl Block {
         let mut g = self.heap().lock();
         g.large_locked = (g.large_locked + l.span.locked_now()).saturating_sub(before.0);
         g.slack = (g.slack + l.span.slack()).saturating_sub(before.1);
+        g.large_bytes = g.large_bytes - l.usable.load(Ordering::Relaxed) + l.span.len();
+        l.usable.store(l.span.len(), Ordering::Relaxed);
         if let Some(new) = new {
-            let old = l.requested.swap(new, Ordering::Relaxed);
-            g.large_requested = g.large_requested - old + new;
-            g.note_peak();
+            l.requested.store(new, Ordering::Relaxed);
+            g.look();
         }
     }
 }
 
 impl Heap {
-    fn free_large(&self, large: *mut Large) {
-        let mut g = self.lock();
-        // SAFETY: the record of the block that is being freed is whole; list neighbours are, under the lock.
+    /// Takes back a live block with pages of its own: to be kept by this thread, or to the spans of the process.
+    fn free_large(&'static self, large: *mut Large) {
+        if self.keep_large_local(large) {
+            return;
+        }
+        self.release_large(large);
+    }
+
+    /// Takes a record out of the heap's list.
+    pub(super) fn take_out(&self, large: *mut Large) {
+        // SAFETY: the record of a block that is the caller's is whole; under the lock.
+        unsafe { self.lock().remove_large(&mut *large) };
+    }
+
+    /// Ends a large block; its span goes to the spans of the process.
+    pub(super) fn release_large(&self, large: *mut Large) {
+        let Some(p) = NonNull::new(large) else { return };
+        // SAFETY: the record of a block that is the caller's is whole, and nobody else's once it is out of the list.
         let span = unsafe {
-            let l = &mut *large;
-            match l.prev.as_mut() {
-                Some(p) => p.next = l.next,
-                None => g.larges = l.next,
-            }
-            if let Some(n) = l.next.as_mut() {
-                n.prev = l.prev;
-            }
-            g.larges_live -= 1;
-            g.large_requested -= l.requested.load(Ordering::Relaxed);
-            g.large_locked = g.large_locked.saturating_sub(l.span.locked_now());
-            g.slack = g.slack.saturating_sub(l.span.slack());
-            drop(g);
-            match NonNull::new(large) {
-                Some(p) => Large::destroy(p),
-                None => return,
-            }
+            self.lock().remove_large(&mut *large);
+            Large::destroy(p)
         };
         debug_assert!(span.len() >= page_size());
         crate::pages::cache::put(span);

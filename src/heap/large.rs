@@ -1,6 +1,7 @@
 //! Large blocks: a span each, exact to the page.
 
 use super::{Heap, Kind, Record};
+use crate::os::page_size;
 use crate::pages::{PagesError, Span, map, meta};
 use core::mem::ManuallyDrop;
 use core::ptr::{self, NonNull};
@@ -11,8 +12,9 @@ pub(super) struct Large {
     pub(super) record: Record,
     /// Touched by the block's owner (who holds `busy` while resizing), and by a relock under `busy`.
     pub(super) span: ManuallyDrop<Span>,
+    /// 0 while a thread keeps it ready.
     pub(super) requested: AtomicUsize,
-    /// What queries by address read, which may come from anyone: start, length, and the epoch in which it is
+    /// What queries by address read, which may come from anyone: start (0 while a thread keeps it ready), length, and the epoch in which it is
     /// locked (0 if it is not pinned).
     pub(super) start: AtomicUsize,
     pub(super) usable: AtomicUsize,
@@ -27,7 +29,7 @@ pub(super) struct Large {
 impl Large {
     /// Puts a span under a record and makes it known to the page map. On error the span is given back.
     pub(super) fn create(
-        heap: *const Heap,
+        heap: &Heap,
         span: Span,
         requested: usize,
         align: usize,
@@ -43,7 +45,7 @@ impl Large {
         // SAFETY: the piece is large and aligned enough (64 bytes at least), and nobody else's.
         unsafe {
             p.write(Large {
-                record: Record { key: AtomicU64::new(0), kind: Kind::Large, heap },
+                record: Record { key: AtomicU64::new(heap.large_key()), kind: Kind::Large, heap },
                 span: ManuallyDrop::new(span),
                 requested: AtomicUsize::new(requested),
                 start: AtomicUsize::new(start),
@@ -75,6 +77,26 @@ impl Large {
             meta::free(p.cast(), size_of::<Large>(), meta::Use::Large);
             span
         }
+    }
+
+    /// Whether it can be handed out again as it is: a whole span, exact, that nobody has a claim on.
+    pub(super) fn can_be_kept(&self) -> bool {
+        self.span.is_plain() && !self.busy.load(Ordering::Acquire)
+    }
+
+    /// Hands a kept one out again: its address.
+    pub(super) fn wake(&mut self, requested: usize) -> usize {
+        let start = self.span.start();
+        self.align = page_size();
+        self.requested.store(requested, Ordering::Relaxed);
+        self.start.store(start, Ordering::Relaxed);
+        start
+    }
+
+    /// Makes a live one a kept one.
+    pub(super) fn sleep(&mut self) {
+        self.start.store(0, Ordering::Relaxed);
+        self.requested.store(0, Ordering::Relaxed);
     }
 
     /// Waits for the right to change the span.

@@ -19,12 +19,13 @@
 //! allocator and `fork` revoke it and empty the trays. While busy a thread takes no lock and makes no call.
 
 use super::bias::Bias;
+use super::large::Large;
 use super::slab::Slab;
-use super::{Heap, Record, class};
+use super::{Heap, LARGE_KEY, Record, class};
 use crate::os::lock::Lock;
-use crate::os::{barrier, thread, tls};
+use crate::os::{barrier, page_size, thread, tls};
 use crate::pages::meta::Use;
-use crate::pages::{map, meta};
+use crate::pages::{cache, map, meta};
 use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU64, Ordering};
@@ -95,8 +96,15 @@ struct Tray {
     bins: [Bin; class::COUNT],
     heap: *const Heap,
     key: u64,
+    /// Freed blocks with pages of their own, each with its length in bytes; 0 where there is none.
+    larges: [(usize, *mut Large); LARGES],
+    /// Which of them was put there longest ago, more or less.
+    oldest: usize,
     entries: [Entry; LAYOUT.1],
 }
+
+/// Large blocks a thread keeps of a heap.
+const LARGES: usize = 4;
 
 #[repr(C)]
 struct Slot {
@@ -120,11 +128,19 @@ impl Slot {
     }
 }
 
+#[derive(Clone, Copy)]
+struct Keep {
+    held: usize,
+    leave: usize,
+}
+
 /// What belongs to one thread at a time. Never freed; threads that end leave theirs to others.
 #[repr(C, align(64))]
 struct Desk {
     bias: Bias,
     slots: UnsafeCell<[Slot; SLOTS]>,
+    /// Bytes of large blocks in its trays, and how many it has leave to keep.
+    large: UnsafeCell<Keep>,
     taken: AtomicBool,
     next: AtomicPtr<Desk>,
 }
@@ -150,6 +166,7 @@ impl Desk {
             slots: UnsafeCell::new(
                 [const { Slot { shown: AtomicU64::new(NO_KEY), tray: ptr::null_mut() } }; SLOTS],
             ),
+            large: UnsafeCell::new(Keep { held: 0, leave: 0 }),
             taken: AtomicBool::new(true),
             next: AtomicPtr::new(ptr::null_mut()),
         }
@@ -209,6 +226,28 @@ pub(crate) fn take(key: u64, size: usize) -> *mut u8 {
     block
 }
 
+/// As [`take`], for a block with pages of its own: only one of just as many pages will do.
+#[inline(always)]
+pub(crate) fn take_large(key: u64, size: usize) -> *mut u8 {
+    // SAFETY: desks are never freed.
+    let Some(desk) = (unsafe { desk().as_ref() }) else { return ptr::null_mut() };
+    if size > isize::MAX as usize {
+        return ptr::null_mut();
+    }
+    desk.bias.begin();
+    let slot = desk.slot(key);
+    // SAFETY: as in `take`.
+    let block = unsafe {
+        if (*slot).shown.load(Ordering::Acquire) == key {
+            (*(*slot).tray).pop_large(&mut *desk.large.get(), size)
+        } else {
+            ptr::null_mut()
+        }
+    };
+    desk.bias.leave();
+    block
+}
+
 /// Takes a live block back into the calling thread's tray. False if that is not possible; nothing was done then.
 ///
 /// # Safety
@@ -224,8 +263,17 @@ pub(crate) unsafe fn give(block: *mut u8) -> bool {
     desk.bias.begin();
     let slot = desk.slot(key);
     // SAFETY: as in `take`; a record with a key that has a tray is a Slab, whole as long as a block of it is live.
-    let done =
-        unsafe { (*slot).shown.load(Ordering::Acquire) == key && (*(*slot).tray).push(record.cast(), block) };
+    let done = unsafe {
+        let shown = (*slot).shown.load(Ordering::Acquire);
+        if shown == key {
+            (*(*slot).tray).push(record.cast(), block)
+        } else if shown ^ key == LARGE_KEY {
+            // Such a key is a Large's.
+            (*(*slot).tray).push_large(&mut *desk.large.get(), record.cast())
+        } else {
+            false
+        }
+    };
     desk.bias.leave();
     done
 }
@@ -290,6 +338,56 @@ impl Tray {
             *bin.freed = Entry { block, mark };
         }
         true
+    }
+
+    /// # Safety
+    /// As [`pop`](Self::pop).
+    #[inline(always)]
+    unsafe fn pop_large(&mut self, keep: &mut Keep, size: usize) -> *mut u8 {
+        let page = page_size();
+        let len = (size + (page - 1)) & !(page - 1);
+        for (have, large) in &mut self.larges {
+            if *have == len {
+                *have = 0;
+                keep.held -= len;
+                // SAFETY: a kept block's record is whole, and this thread's alone.
+                return ptr::with_exposed_provenance_mut(unsafe { (**large).wake(size) });
+            }
+        }
+        ptr::null_mut()
+    }
+
+    /// # Safety
+    /// As [`pop`](Self::pop); `large` is a live block of the tray's heap that the caller gives up if this is true.
+    #[inline(always)]
+    unsafe fn push_large(&mut self, keep: &mut Keep, large: *mut Large) -> bool {
+        // SAFETY: the caller's promise.
+        let l = unsafe { &mut *large };
+        let len = l.usable.load(Ordering::Relaxed);
+        if keep.held + len > keep.leave || l.requested.load(Ordering::Relaxed) == 0 || !l.can_be_kept() {
+            return false;
+        }
+        for slot in &mut self.larges {
+            if slot.0 == 0 {
+                *slot = (len, large);
+                keep.held += len;
+                l.sleep();
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes out a large block, whichever is there.
+    fn take_large(&mut self, keep: &mut Keep) -> *mut Large {
+        for slot in &mut self.larges {
+            if slot.0 != 0 {
+                keep.held -= slot.0;
+                slot.0 = 0;
+                return slot.1;
+            }
+        }
+        ptr::null_mut()
     }
 
     /// Sets the stacks of a class up.
@@ -440,19 +538,61 @@ fn end() {
     // SAFETY: desks are never freed.
     let Some(d) = (unsafe { desk().as_ref() }) else { return };
     tls::set(ptr::null());
-    let _door = DOOR.lock();
-    for i in 0..SLOTS {
+    let mut out = Removed(ptr::null_mut());
+    {
+        let _door = DOOR.lock();
         // SAFETY: this thread's desk, which nobody revokes while the door is held.
-        unsafe { clear_slot(&mut (*d.slots.get())[i], true) };
+        unsafe {
+            for i in 0..SLOTS {
+                clear_slot(&mut (*d.slots.get())[i], &mut *d.large.get(), true, &mut out);
+            }
+            end_leave(&mut *d.large.get());
+        }
+        d.taken.store(false, Ordering::Release);
     }
-    d.taken.store(false, Ordering::Release);
+    out.release();
+}
+
+/// Large blocks that were taken out of their heaps under the door, to be released after it is let go: that may take
+/// calls.
+struct Removed(*mut Large);
+
+impl Removed {
+    fn add(&mut self, heap: &Heap, large: *mut Large) {
+        // SAFETY: a kept block's record is whole, and the caller's alone.
+        unsafe {
+            heap.take_out(large);
+            (*large).next = self.0;
+        }
+        self.0 = large;
+    }
+
+    fn release(self) {
+        let mut p = self.0;
+        while let Some(l) = NonNull::new(p) {
+            // SAFETY: out of its heap, this thread's alone.
+            let span = unsafe {
+                p = l.as_ref().next;
+                Large::destroy(l)
+            };
+            cache::put(span);
+        }
+    }
+}
+
+/// Gives back what leave a desk has that holds nothing.
+fn end_leave(keep: &mut Keep) {
+    if keep.held == 0 {
+        cache::end_leave(keep.leave);
+        keep.leave = 0;
+    }
 }
 
 /// Gives what is in a slot's tray back to the slabs, and ends the tray if `end` says so.
 ///
 /// # Safety
 /// The caller is the only one who can reach the desk, and holds the door.
-unsafe fn clear_slot(slot: &mut Slot, end: bool) {
+unsafe fn clear_slot(slot: &mut Slot, keep: &mut Keep, end: bool, out: &mut Removed) {
     // SAFETY: a tray in a slot is whole, and of a heap that is never freed.
     let Some(tray) = (unsafe { slot.tray.as_mut() }) else { return };
     // SAFETY: as above.
@@ -466,6 +606,13 @@ unsafe fn clear_slot(slot: &mut Slot, end: bool) {
             break;
         }
     }
+    loop {
+        let l = tray.take_large(keep);
+        if l.is_null() {
+            break;
+        }
+        out.add(heap, l);
+    }
     if end {
         heap.trays.fetch_sub(1, Ordering::SeqCst);
         if let Some(t) = NonNull::new(slot.replace(ptr::null_mut())) {
@@ -475,7 +622,7 @@ unsafe fn clear_slot(slot: &mut Slot, end: bool) {
     }
 }
 
-/// Empties a tray that is in no slot any more, and ends it.
+/// Empties a tray that is in no slot any more, and ends it. Its large blocks are not in the desk's count any more.
 fn discard(tray: *mut Tray) {
     // SAFETY: a tray out of its slot is the caller's alone.
     let Some(t) = (unsafe { tray.as_mut() }) else { return };
@@ -490,6 +637,14 @@ fn discard(tray: *mut Tray) {
             break;
         }
     }
+    let mut keep = Keep { held: usize::MAX, leave: 0 };
+    loop {
+        let l = t.take_large(&mut keep);
+        if l.is_null() {
+            break;
+        }
+        heap.release_large(l);
+    }
     heap.trays.fetch_sub(1, Ordering::SeqCst);
     // SAFETY: nobody's any more.
     unsafe { meta::free(NonNull::from(t).cast(), size_of::<Tray>(), Use::Tray) };
@@ -500,7 +655,7 @@ impl Heap {
     /// now: nobody waits for a trim, the heap itself serves meanwhile.
     ///
     /// `f` runs inside the bias: no lock, no call.
-    fn with_tray<R>(&'static self, f: impl FnOnce(&mut Tray) -> R) -> Option<R> {
+    fn with_tray<R>(&'static self, f: impl FnOnce(&mut Keep, &mut Tray) -> R) -> Option<R> {
         let key = self.key();
         if key == 0 {
             return None;
@@ -513,7 +668,7 @@ impl Heap {
         // SAFETY: inside the bias until it is left.
         unsafe {
             if (*slot).shown.load(Ordering::Acquire) == key {
-                let r = f(&mut *(*slot).tray);
+                let r = f(&mut *desk.large.get(), &mut *(*slot).tray);
                 desk.bias.leave();
                 return Some(r);
             }
@@ -528,12 +683,18 @@ impl Heap {
         // SAFETY: as above. The slot may hold another heap's tray, whose place this one takes.
         let (r, old) = unsafe {
             let old = (*slot).replace(tray);
-            (f(&mut *tray), old)
+            if let Some(o) = old.as_mut() {
+                (*desk.large.get()).held -= o.larges.iter().map(|l| l.0).sum::<usize>();
+            }
+            (f(&mut *desk.large.get(), &mut *tray), old)
         };
         // Whoever closes a heap first says so and then empties all desks: either it finds this tray or this finds it.
         if self.key() != key {
             // SAFETY: as above.
-            let tray = unsafe { (*slot).replace(ptr::null_mut()) };
+            let tray = unsafe {
+                (*desk.large.get()).held -= (*tray).larges.iter().map(|l| l.0).sum::<usize>();
+                (*slot).replace(ptr::null_mut())
+            };
             desk.bias.leave();
             discard(tray);
         } else {
@@ -553,6 +714,8 @@ impl Heap {
             bottom.write(Entry { block: ptr::null_mut(), mark: ptr::null() });
             (*t).heap = self;
             (*t).key = key;
+            (*t).larges = [(0, ptr::null_mut()); LARGES];
+            (*t).oldest = 0;
             for c in 0..class::COUNT {
                 let bin = (&raw mut (*t).bins).cast::<Bin>().add(c);
                 bin.write(Bin { ready: bottom, freed: bottom, freed_end: bottom, ready_end: bottom });
@@ -563,7 +726,7 @@ impl Heap {
 
     /// A block from the calling thread's tray, also one that it freed itself; if there is none, how many to draw.
     pub(super) fn take_local(&'static self, class: usize, size: usize) -> Result<NonNull<u8>, usize> {
-        let p = self.with_tray(|t| {
+        let p = self.with_tray(|_, t| {
             t.prepare(class);
             // SAFETY: inside the bias.
             unsafe { t.pop_or_swap(class, size) }
@@ -575,7 +738,7 @@ impl Heap {
     /// Puts blocks that were taken from their slabs, and are free, into the calling thread's tray; back to the slabs with
     /// those that do not fit.
     pub(super) fn stock(&'static self, class: usize, blocks: &[*mut u8]) {
-        let put = self.with_tray(|t| {
+        let put = self.with_tray(|_, t| {
             t.prepare(class);
             let b = &mut t.bins[class];
             let mut n = 0;
@@ -612,7 +775,7 @@ impl Heap {
         let mut out = Batch::new();
         let pushed = kept
             && self
-                .with_tray(|t| {
+                .with_tray(|_, t| {
                     // SAFETY: as above.
                     let class = unsafe { (*slab).class };
                     t.prepare(class);
@@ -637,6 +800,51 @@ impl Heap {
         if !out.as_slice().is_empty() {
             self.give_back(out.as_slice());
         }
+    }
+
+    /// A block with pages of its own from the calling thread's tray.
+    pub(super) fn take_large_local(&'static self, size: usize) -> Option<NonNull<u8>> {
+        // SAFETY: inside the bias.
+        let p = self.with_tray(|keep, t| unsafe { t.pop_large(keep, size) })?;
+        NonNull::new(p)
+    }
+
+    /// Keeps a freed block with pages of its own in the calling thread's tray. False if that is not possible.
+    pub(super) fn keep_large_local(&'static self, large: *mut Large) -> bool {
+        // SAFETY: the record of a live block is whole.
+        let l = unsafe { &*large };
+        let key = l.record.key.load(Ordering::Relaxed);
+        if key == 0 || key != self.large_key() || l.usable.load(Ordering::Relaxed) > cache::limit() {
+            return false;
+        }
+        let mut evicted: *mut Large = ptr::null_mut();
+        let kept = self.with_tray(|keep, t| {
+            // SAFETY: inside the bias; a live block of this heap.
+            if unsafe { t.push_large(keep, large) } {
+                return true;
+            }
+            let len = l.usable.load(Ordering::Relaxed);
+            let more = (keep.held + len).saturating_sub(keep.leave);
+            if more != 0 {
+                if !cache::ask_leave(more) {
+                    return false;
+                }
+                keep.leave += more;
+            }
+            if t.larges.iter().all(|s| s.0 != 0) {
+                let slot = &mut t.larges[t.oldest];
+                t.oldest = (t.oldest + 1) % LARGES;
+                keep.held -= slot.0;
+                slot.0 = 0;
+                evicted = slot.1;
+            }
+            // SAFETY: as above.
+            unsafe { t.push_large(keep, large) }
+        });
+        if !evicted.is_null() {
+            self.release_large(evicted);
+        }
+        kept == Some(true)
     }
 
     /// No thread keeps blocks of this heap from now on: what they have goes back to the slabs.
@@ -683,7 +891,8 @@ pub(super) fn empty_desks(key: Option<u64>) {
     if DESKS.load(Ordering::Acquire).is_null() {
         return;
     }
-    let _door = DOOR.lock();
+    let mut out = Removed(ptr::null_mut());
+    let door = DOOR.lock();
     revoke_all();
     each_desk(|d| {
         for i in 0..SLOTS {
@@ -691,12 +900,16 @@ pub(super) fn empty_desks(key: Option<u64>) {
             unsafe {
                 let slot = &mut (*d.slots.get())[i];
                 if key.is_none_or(|k| k == slot.key()) {
-                    clear_slot(slot, key.is_some());
+                    clear_slot(slot, &mut *d.large.get(), key.is_some(), &mut out);
                 }
             }
         }
+        // SAFETY: as above.
+        unsafe { end_leave(&mut *d.large.get()) };
     });
     each_desk(Desk::restore);
+    drop(door);
+    out.release();
 }
 
 /// Gives what the calling thread keeps back to the slabs.
@@ -708,16 +921,18 @@ pub(super) fn empty_mine() {
             let mut batch = Batch::new();
             d.enter();
             // SAFETY: inside the bias the slots are this thread's; one with a key has a whole tray.
-            let (heap, more) = unsafe {
+            let (heap, more, large) = unsafe {
                 let Some(tray) = (*d.slots.get())[i].tray.as_mut() else {
                     d.bias.leave();
                     break;
                 };
-                (&*tray.heap, tray.take_all(&mut batch))
+                (&*tray.heap, tray.take_all(&mut batch), tray.take_large(&mut *d.large.get()))
             };
             d.bias.leave();
             heap.give_back(batch.as_slice());
-            if !more {
+            if !large.is_null() {
+                heap.release_large(large);
+            } else if !more {
                 break;
             }
         }
@@ -770,7 +985,10 @@ pub(super) unsafe fn abandon_all(mut give: impl FnMut(&'static Heap, *mut u8)) {
         }
         d.taken.store(ptr::eq(ptr::from_ref(d), mine), Ordering::Relaxed);
         d.bias.reset();
+        // SAFETY: as above. Kept large blocks are known by their records, which say that nobody has them.
+        unsafe { *d.large.get() = Keep { held: 0, leave: 0 } };
     });
+    cache::no_leave();
     barrier::after_fork();
     // SAFETY: the caller's promise.
     unsafe { DOOR.raw_unlock() };

@@ -49,9 +49,14 @@ mod sync {
 }
 
 pub(crate) use block::{Block, Growth, find};
-pub(crate) use local::{give, take};
+/// Largest block that shares pages with others, in bytes.
+pub(crate) const SMALL_MAX: usize = class::MAX;
+
+pub(crate) use local::{give, take, take_large};
 pub(crate) use small::on_late_return;
-pub(crate) use sweep::{claim_all, lock_all, reclaim_idle, requested_of_pool, unlock_all};
+pub(crate) use sweep::{
+    claim_all, kept, lock_all, reclaim_idle, release_kept, requested_of_pool, unlock_all,
+};
 
 use crate::os::lock::{Guard, Lock};
 use crate::os::{fork, page_size};
@@ -76,6 +81,9 @@ struct Record {
     kind: Kind,
     heap: *const Heap,
 }
+
+/// The bit of a record's key that says that it is a large block's. Bit 0 says that its pool counts.
+const LARGE_KEY: u64 = 2;
 
 /// Whose blocks a heap holds; numbers and a pointer that only the layer above reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,8 +129,10 @@ pub(crate) struct HeapStats {
     pub(crate) locked: usize,
     /// Locked ahead of growing blocks.
     pub(crate) slack: usize,
-    /// Open bytes of empty slabs.
+    /// Open bytes without a live block.
     pub(crate) idle: usize,
+    /// Of these, bytes of freed large blocks.
+    pub(crate) kept: usize,
 }
 
 struct Class {
@@ -143,11 +153,13 @@ struct Inner {
     larges: *mut Large,
     /// Blocks of slabs that are live or kept ready by a thread.
     out: usize,
-    larges_live: usize,
-    large_requested: usize,
+    /// Blocks in `larges`, live or kept ready by a thread, and their bytes.
+    larges_out: usize,
+    large_bytes: usize,
+    /// Blocks that a thread kept which does not exist in this process, to be released.
+    orphans: *mut Large,
     requested_peak: usize,
-    /// Bytes asked for in live small blocks when they were last added up, and how much was open then.
-    small_seen: usize,
+    /// How many bytes were out or open when what is live was last added up.
     seen_at: usize,
     slab_opened: usize,
     large_locked: usize,
@@ -183,18 +195,62 @@ impl Inner {
         (blocks, bytes, idle)
     }
 
-    /// Adds up what is live; gives blocks, bytes and the open bytes of slabs without a live block.
-    fn see(&mut self) -> (usize, usize, usize) {
+    /// Adds up what is live.
+    fn see(&mut self) -> Seen {
         let (blocks, bytes, idle) = self.small_live();
-        self.small_seen = bytes;
-        self.seen_at = self.slab_opened;
-        self.note_peak();
-        (blocks + self.larges_live, bytes + self.large_requested, idle)
+        let mut seen = Seen { blocks, bytes, idle, kept: 0 };
+        let mut large = self.larges;
+        // SAFETY: records in the list are whole, under the lock.
+        while let Some(l) = unsafe { large.as_ref() } {
+            match l.requested.load(Ordering::Relaxed) {
+                0 => seen.kept += l.usable.load(Ordering::Relaxed),
+                n => {
+                    seen.blocks += 1;
+                    seen.bytes += n;
+                }
+            }
+            large = l.next;
+        }
+        seen.idle += seen.kept;
+        self.seen_at = self.slab_opened + self.large_bytes;
+        self.requested_peak = self.requested_peak.max(seen.bytes);
+        seen
     }
 
-    fn note_peak(&mut self) {
-        self.requested_peak = self.requested_peak.max(self.small_seen + self.large_requested);
+    /// For the peak: adds up each time an eighth more is out.
+    fn look(&mut self) {
+        if self.slab_opened + self.large_bytes > self.seen_at + self.seen_at / 8 {
+            self.see();
+        }
     }
+
+    /// Takes a record out of the list.
+    fn remove_large(&mut self, l: &mut Large) {
+        // SAFETY: list neighbours are whole, under the lock.
+        unsafe {
+            match l.prev.as_mut() {
+                Some(p) => p.next = l.next,
+                None => self.larges = l.next,
+            }
+            if let Some(n) = l.next.as_mut() {
+                n.prev = l.prev;
+            }
+        }
+        self.larges_out -= 1;
+        self.large_bytes -= l.usable.load(Ordering::Relaxed);
+        self.large_locked = self.large_locked.saturating_sub(l.span.locked_now());
+        self.slack = self.slack.saturating_sub(l.span.slack());
+    }
+}
+
+/// What is live in a heap, and what is not: blocks, bytes asked for in them, open bytes without a live block, and of
+/// these the bytes of freed large blocks.
+#[derive(Clone, Copy)]
+struct Seen {
+    blocks: usize,
+    bytes: usize,
+    idle: usize,
+    kept: usize,
 }
 
 /// See the module.
@@ -234,10 +290,10 @@ impl Heap {
             chunks: ptr::null_mut(),
             larges: ptr::null_mut(),
             out: 0,
-            larges_live: 0,
-            large_requested: 0,
+            larges_out: 0,
+            large_bytes: 0,
+            orphans: ptr::null_mut(),
             requested_peak: 0,
-            small_seen: 0,
             seen_at: 0,
             slab_opened: 0,
             large_locked: 0,
@@ -324,7 +380,7 @@ impl Heap {
     /// threads keep ready count as live.
     pub(crate) fn is_empty(&self) -> bool {
         let g = self.lock();
-        g.out == 0 && g.larges_live == 0 && g.busy == 0
+        g.out == 0 && g.larges_out == 0 && g.busy == 0
     }
 
     /// What the records of its slabs say: the key, or one that no slot has where a free must go the long way.
@@ -332,6 +388,14 @@ impl Heap {
         match self.key() {
             0 => 0,
             k => k | u64::from(self.tag().charged),
+        }
+    }
+
+    /// As [`record_key`](Self::record_key), for large blocks.
+    fn large_key(&self) -> u64 {
+        match self.record_key() {
+            0 => 0,
+            k => k | LARGE_KEY,
         }
     }
 
@@ -346,14 +410,15 @@ impl Heap {
 
     pub(crate) fn stats(&self) -> HeapStats {
         let mut g = self.lock();
-        let (live_blocks, requested, idle) = g.see();
+        let seen = g.see();
         HeapStats {
-            live_blocks,
-            requested,
+            live_blocks: seen.blocks,
+            requested: seen.bytes,
             requested_peak: g.requested_peak,
             slack: g.slack,
             locked: if self.spec().pinned { g.slab_opened + g.large_locked } else { 0 },
-            idle,
+            idle: seen.idle,
+            kept: seen.kept,
         }
     }
 
@@ -415,7 +480,20 @@ impl Heap {
                 };
                 Ok(Self::finish(p, class, r))
             }
-            None => self.alloc_large(r),
+            None => {
+                if r.align <= page_size()
+                    && r.reserve <= r.size
+                    && let Some(ptr) = self.take_large_local(r.size)
+                {
+                    if r.zero {
+                        // SAFETY: the block was just handed out and has that many bytes.
+                        unsafe { ptr::write_bytes(ptr.as_ptr(), 0, r.size) };
+                    }
+                    let usable = page_up(r.size).unwrap_or(r.size);
+                    return Ok(Grant { ptr, usable });
+                }
+                self.alloc_large(r)
+            }
         }
     }
 
@@ -466,10 +544,10 @@ impl Heap {
             }
         }
         g.larges = p.as_ptr();
-        g.larges_live += 1;
-        g.large_requested += r.size;
-        g.note_peak();
+        g.larges_out += 1;
+        g.large_bytes += len;
         g.large_locked += locked;
+        g.look();
         drop(g);
         match NonNull::new(ptr::with_exposed_provenance_mut(start)) {
             Some(ptr) => Ok(Grant { ptr, usable: len }),

@@ -344,9 +344,7 @@ impl Heap {
             slab.add_opened(step);
             g.classes[slab.class].opened += step;
             g.slab_opened += step;
-            if g.slab_opened > g.seen_at + g.seen_at / 8 {
-                g.see();
-            }
+            g.look();
         }
         if slab.has_free() {
             let class = slab.class;

@@ -1,10 +1,11 @@
 //! What concerns heaps as a whole: giving idle memory back, fork, locking again in a child.
 
+use super::large::Large;
 use super::slab::{CHUNK_SLABS, Slab, State};
 use super::{FIRST, HEAPS, Heap, Inner, local};
 use crate::os::fork;
 use crate::pages::{ForkPolicy, PagesError, cache, map, meta};
-use core::ptr;
+use core::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 
 fn each(mut f: impl FnMut(&'static Heap)) {
@@ -14,6 +15,14 @@ fn each(mut f: impl FnMut(&'static Heap)) {
         f(h);
         p = h.next.load(Ordering::Acquire);
     }
+}
+
+/// Releases freed large blocks until at most `target` bytes of them are kept, by threads or for all. Returns the bytes.
+pub(crate) fn release_kept(target: usize) -> usize {
+    if cache::leave() != 0 && cache::leave() + cache::bytes() > target {
+        local::empty_desks(None);
+    }
+    cache::trim(target)
 }
 
 /// Gives back every empty slab and every cached span of the process, after threads gave back what they keep ready.
@@ -32,10 +41,17 @@ pub(crate) fn requested_of_pool(pool: *const ()) -> usize {
     n
 }
 
+/// Bytes of freed large blocks that threads keep.
+pub(crate) fn kept() -> usize {
+    let mut n = 0;
+    each(|h| n += h.stats().kept);
+    n
+}
+
 impl Heap {
     /// Gives back the empty slabs of this heap. Returns their open bytes.
     pub(crate) fn release_idle(&self) -> usize {
-        let mut freed = 0;
+        let mut freed = self.release_orphans();
         loop {
             let mut g = self.lock();
             let Some(slab) = (0..2).find_map(|k| g.take_idle(k, State::Closing)) else { return freed };
@@ -97,7 +113,37 @@ impl Heap {
                 chunk = c.next;
             }
         }
+        let mut large = g.larges;
+        // SAFETY: records in the list are whole, under the lock.
+        while let Some(l) = unsafe { large.as_mut() } {
+            large = l.next;
+            if !usable {
+                l.record.key.store(0, Ordering::Relaxed);
+            }
+            if l.start.load(Ordering::Relaxed) == 0 {
+                // A thread kept it.
+                g.remove_large(l);
+                l.next = g.orphans;
+                g.orphans = l;
+            }
+        }
         g.epoch = fork::epoch();
+    }
+
+    /// Releases what threads kept that do not exist in this process. Returns the bytes.
+    fn release_orphans(&self) -> usize {
+        let mut freed = 0;
+        let mut p = core::mem::replace(&mut self.lock().orphans, ptr::null_mut());
+        while let Some(l) = NonNull::new(p) {
+            // SAFETY: a record out of the list is whole and this thread's alone.
+            let span = unsafe {
+                p = l.as_ref().next;
+                Large::destroy(l)
+            };
+            freed += span.len();
+            span.release();
+        }
+        freed
     }
 
     /// Locks, in the child of a fork, what was locked in the parent. Returns the bytes locked.
@@ -133,6 +179,7 @@ impl Heap {
                     let before = l.span.locked_now();
                     let r = l.span.relock();
                     let now = l.span.locked_now() - before;
+                    l.record.key.store(self.large_key(), Ordering::Relaxed);
                     l.unclaim();
                     r?;
                     g.large_locked += now;

@@ -317,6 +317,7 @@ impl Allocator {
                 // SAFETY: the heap is empty, and only its thread, which has ended, used it.
                 if unsafe { h.heap().reset(spec, tag) } {
                     h.group.store(g, Ordering::Relaxed);
+                    self.close_if_dead(h.heap());
                     return Ok((h.heap(), &cell.pool));
                 }
             }
@@ -357,13 +358,17 @@ impl Allocator {
         if server.index() == self.index() && g == 0 && plain && server.core().policy.reserve.is_none() {
             self.fast_key.store(sub.heap().key(), Ordering::Release);
         }
-        // Destroyed meanwhile: the one who did that may not have seen this heap.
+        self.close_if_dead(sub.heap());
+        Ok((sub.heap(), &cell.pool))
+    }
+
+    /// A heap that came to an allocator as or after it was destroyed: the one who did that may not have seen it.
+    fn close_if_dead(&self, heap: &'static Heap) {
         fence(Ordering::SeqCst);
         if !self.is_alive() {
             self.fast_key.store(0, Ordering::Relaxed);
-            sub.heap().close();
+            heap.close();
         }
-        Ok((sub.heap(), &cell.pool))
     }
 
     fn tag(&self, server: &Allocator, cell: &PoolCell) -> Tag {

@@ -285,7 +285,11 @@ impl Allocator {
     /// otherwise.
     #[inline(always)]
     pub(crate) fn take(&self, size: usize) -> *mut u8 {
-        crate::heap::take(self.fast_key.load(Ordering::Relaxed), size)
+        let key = self.fast_key.load(Ordering::Relaxed);
+        if size > crate::heap::SMALL_MAX {
+            return crate::heap::take_large(key, size);
+        }
+        crate::heap::take(key, size)
     }
 
     /// The handle alone, from the maker, who is a user no longer.

@@ -65,8 +65,7 @@ pub(crate) fn get(spec: &SpanSpec, len: usize, align: usize) -> Option<Span> {
 /// Keeps a freed span, or releases it if it is of no use to others or too large.
 pub(crate) fn put(mut span: Span) {
     span.set_dirty();
-    let plain = span.is_current() && !span.spec().place.by_size() && span.locked_now() <= span.len();
-    let plain = plain && span.capacity() == span.len() && span.segment_count == 1;
+    let plain = span.is_plain();
     let mut rejected = Some(span);
     if plain {
         loop {
@@ -75,7 +74,7 @@ pub(crate) fn put(mut span: Span) {
             if len > limit {
                 break;
             }
-            if c.count < SLOTS && c.bytes + len <= limit {
+            if c.count < SLOTS && c.bytes + len + KEPT.load(Ordering::Relaxed) <= limit {
                 let n = c.count;
                 c.bytes += len;
                 c.spans[n] = rejected.take();
@@ -118,11 +117,35 @@ pub(crate) fn trim(target: usize) -> usize {
     freed
 }
 
-/// Sets the bound in bytes and trims to it.
+/// Bytes of freed large blocks that threads keep or have leave to keep; they count against the same bound.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+/// Leave for a thread to keep `len` bytes more of freed blocks. It is for good, until [`end_leave`].
+pub(crate) fn ask_leave(len: usize) -> bool {
+    let limit = limit();
+    let more = |kept: usize| kept.checked_add(len).filter(|&n| n <= limit);
+    KEPT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+}
+
+/// Takes back the leave to keep `len` bytes.
+pub(crate) fn end_leave(len: usize) {
+    KEPT.fetch_sub(len, Ordering::Relaxed);
+}
+
+/// How many bytes threads have leave to keep.
+pub(crate) fn leave() -> usize {
+    KEPT.load(Ordering::Relaxed)
+}
+
+/// In the child of a fork: no thread has leave to keep anything.
+pub(crate) fn no_leave() {
+    KEPT.store(0, Ordering::Relaxed);
+}
+
+/// Sets the bound in bytes.
 pub(crate) fn set_limit(bytes: usize) {
     CACHE.lock().limit = bytes;
     LIMIT.store(bytes, Ordering::Relaxed);
-    trim(bytes);
 }
 
 /// The bound in bytes.

@@ -401,6 +401,16 @@ impl Span {
         if self.spec.pinned { self.epoch } else { 0 }
     }
 
+    /// Whether it is what a new one of its length would be: current, exact, in one piece, placed without regard to size.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.is_current()
+            && !self.spec.place.by_size()
+            && self.locked_now() <= self.len
+            && self.opened == self.len
+            && self.capacity() == self.len
+            && self.segment_count == 1
+    }
+
     pub(crate) fn spec(&self) -> &SpanSpec {
         &self.spec
     }

@@ -151,7 +151,7 @@ pub struct Stats {
 pub(super) fn of(a: &'static Allocator) -> Stats {
     let mut s = Stats::default();
     a.each_heap(|h| {
-        let HeapStats { live_blocks, requested, requested_peak, locked, slack, idle } = h.stats();
+        let HeapStats { live_blocks, requested, requested_peak, locked, slack, idle, kept: _ } = h.stats();
         s.live_blocks += live_blocks;
         s.requested += requested;
         s.requested_peak += requested_peak;
@@ -214,7 +214,7 @@ pub fn process_stats() -> ProcessStats {
         locked: account::locked(),
         locked_peak: account::locked_peak(),
         mapped: account::mapped(),
-        cached: cache::bytes(),
+        cached: cache::bytes() + heap::kept(),
         stranded: account::stranded(),
         lock_calls: account::lock_calls(),
         lock_failures: account::lock_failures(),
