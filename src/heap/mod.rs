@@ -17,11 +17,13 @@
 mod bias;
 mod block;
 mod class;
+mod desk;
 mod large;
 mod local;
 mod slab;
 mod small;
 mod sweep;
+mod tray;
 
 /// What [`bias`] is made of.
 mod sync {
@@ -310,7 +312,7 @@ impl Heap {
                 inner: Lock::new(inner),
                 next: AtomicPtr::new(ptr::null_mut()),
                 short_at: AtomicU64::new(u64::MAX),
-                key: AtomicU64::new(local::new_key()),
+                key: AtomicU64::new(desk::new_key()),
                 trays: AtomicUsize::new(0),
                 short_size: AtomicUsize::new(usize::MAX),
                 skipped: AtomicUsize::new(0),
@@ -349,7 +351,7 @@ impl Heap {
             *self.tag.get() = tag;
         }
         self.short_at.store(u64::MAX, Ordering::Relaxed);
-        self.key.store(local::new_key(), Ordering::SeqCst);
+        self.key.store(desk::new_key(), Ordering::SeqCst);
         true
     }
 
@@ -434,7 +436,7 @@ impl Heap {
             return false;
         }
         // What this thread has freed since may make up a page.
-        local::empty_mine();
+        desk::empty_mine();
         short() && self.skipped.fetch_add(1, Ordering::Relaxed) % 256 != 255
     }
 

@@ -9,8 +9,8 @@
 //! its class was; then a growing one is opened further, by no more than an eighth of what its class has; then a new
 //! one is begun. Idle slabs are kept up to half of the limit of [`cache`](crate::pages::cache), over all heaps.
 
-use super::local::Batch;
 use super::slab::{self, CHUNK, CHUNK_SLABS, Chunk, Slab, State};
+use super::tray::Batch;
 use super::{Heap, Inner, class};
 use crate::os::lock::Guard;
 use crate::os::{fork, page_size};

@@ -2,7 +2,7 @@
 
 use super::large::Large;
 use super::slab::{CHUNK_SLABS, Slab, State};
-use super::{FIRST, HEAPS, Heap, Inner, local};
+use super::{FIRST, HEAPS, Heap, Inner, desk};
 use crate::os::fork;
 use crate::pages::{ForkPolicy, PagesError, cache, map, meta};
 use core::ptr::{self, NonNull};
@@ -20,7 +20,7 @@ fn each(mut f: impl FnMut(&'static Heap)) {
 /// Releases freed large blocks until at most `target` bytes of them are kept, by threads or for all. Returns the bytes.
 pub(crate) fn release_kept(target: usize) -> usize {
     if cache::leave() != 0 && cache::leave() + cache::bytes() > target {
-        local::empty_desks(None);
+        desk::empty_all(None);
     }
     cache::trim(target)
 }
@@ -28,7 +28,7 @@ pub(crate) fn release_kept(target: usize) -> usize {
 /// Gives back every empty slab and every cached span of the process, after threads gave back what they keep ready.
 /// Returns the bytes given back.
 pub(crate) fn reclaim_idle() -> usize {
-    local::empty_desks(None);
+    desk::empty_all(None);
     let mut freed = cache::trim(0);
     each(|h| freed += h.release_idle());
     freed
@@ -73,7 +73,7 @@ impl Heap {
     /// As [`release_idle`](Self::release_idle), after threads gave back what they keep of this heap.
     pub(crate) fn trim(&'static self) -> usize {
         if self.trays.load(Ordering::SeqCst) != 0 {
-            local::empty_desks(Some(self.key()));
+            desk::empty_all(Some(self.key()));
         }
         self.release_idle()
     }
@@ -194,7 +194,7 @@ impl Heap {
 
 /// For the `prepare` fork handler: keeps threads from what they keep ready, and holds every lock of heaps and pages.
 pub(crate) fn lock_all() {
-    local::hold_all();
+    desk::hold_all();
     HEAPS.raw_lock();
     each(|h| h.inner.raw_lock());
     cache::raw_lock();
@@ -239,7 +239,7 @@ pub(crate) unsafe fn unlock_all(child: bool) {
     // SAFETY: as the caller promises; the locks of all heaps are held.
     unsafe {
         if child {
-            local::abandon_all(|h, b| {
+            desk::abandon_all(|h, b| {
                 let g = h.inner.raw_data();
                 if let Some(s) = map::get(b.addr()).cast::<Slab>().as_mut() {
                     s.give(b.addr());
@@ -252,7 +252,7 @@ pub(crate) unsafe fn unlock_all(child: bool) {
         each(|h| h.inner.raw_unlock());
         HEAPS.raw_unlock();
         if !child {
-            local::release_all();
+            desk::release_all();
         }
     }
 }
