@@ -89,6 +89,7 @@
 //!  os       every system call, with its contract
 //! ```
 #![deny(missing_docs)]
+#![cfg(not(loom))] // tests/loom.rs models parts of it by themselves
 #![cfg_attr(feature = "nightly", feature(allocator_api))]
 
 mod heap;
