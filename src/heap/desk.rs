@@ -191,17 +191,17 @@ pub(super) fn end() {
     let Some(d) = (unsafe { mine().as_ref() }) else { return };
     tls::set(ptr::null());
     let mut out = Removed(ptr::null_mut());
-    {
-        let _door = DOOR.lock();
-        // SAFETY: this thread's desk, which nobody revokes while the door is held.
-        unsafe {
-            for i in 0..SLOTS {
-                clear_slot(&mut (*d.slots.get())[i], &mut *d.large.get(), true, &mut out);
-            }
-            end_leave(&mut *d.large.get());
+    let _door = DOOR.lock();
+    // SAFETY: this thread's desk, which nobody revokes while the door is held.
+    unsafe {
+        for i in 0..SLOTS {
+            clear_slot(&mut (*d.slots.get())[i], &mut *d.large.get(), true, &mut out);
         }
-        d.taken.store(false, Ordering::Release);
+        end_leave(&mut *d.large.get());
     }
+    d.taken.store(false, Ordering::Release);
+    // Still behind the door, so that a trim finds them: there is room for them where they go, since this thread had
+    // leave to keep them, and so no call is made but in the rarest case.
     out.release();
 }
 

@@ -41,6 +41,26 @@ pub(crate) fn take(key: u64, size: usize) -> *mut u8 {
     // SAFETY: while the key is shown, inside the bias, the slot is this thread's, and its tray whole.
     let block = unsafe {
         if (*slot).shown.load(Ordering::Acquire) == key {
+            (*(*slot).tray).pop(class, size)
+        } else {
+            ptr::null_mut()
+        }
+    };
+    desk.bias.leave();
+    block
+}
+
+/// As [`take`], also of those that came back to the thread since; the next step where [`take`] finds none.
+#[inline(never)]
+pub(crate) fn take_back(key: u64, size: usize) -> *mut u8 {
+    let Some(class) = class::index_checked(size) else { return take_large(key, size) };
+    // SAFETY: desks are never freed.
+    let Some(desk) = (unsafe { desk::mine().as_ref() }) else { return ptr::null_mut() };
+    desk.bias.begin();
+    let slot = desk.slot(key);
+    // SAFETY: as in `take`.
+    let block = unsafe {
+        if (*slot).shown.load(Ordering::Acquire) == key {
             (*(*slot).tray).pop_or_swap(class, size)
         } else {
             ptr::null_mut()
@@ -52,7 +72,7 @@ pub(crate) fn take(key: u64, size: usize) -> *mut u8 {
 
 /// As [`take`], for a block with pages of its own: only one of just as many pages will do.
 #[inline(always)]
-pub(crate) fn take_large(key: u64, size: usize) -> *mut u8 {
+fn take_large(key: u64, size: usize) -> *mut u8 {
     // SAFETY: desks are never freed.
     let Some(desk) = (unsafe { desk::mine().as_ref() }) else { return ptr::null_mut() };
     if size > isize::MAX as usize {

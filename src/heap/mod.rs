@@ -51,10 +51,7 @@ mod sync {
 }
 
 pub(crate) use block::{Block, Growth, find};
-/// Largest block that shares pages with others, in bytes.
-pub(crate) const SMALL_MAX: usize = class::MAX;
-
-pub(crate) use local::{give, take, take_large};
+pub(crate) use local::{give, take, take_back};
 pub(crate) use small::on_late_return;
 pub(crate) use sweep::{
     claim_all, kept, lock_all, reclaim_idle, release_kept, requested_of_pool, unlock_all,

@@ -285,11 +285,12 @@ impl Allocator {
     /// otherwise.
     #[inline(always)]
     pub(crate) fn take(&self, size: usize) -> *mut u8 {
-        let key = self.fast_key.load(Ordering::Relaxed);
-        if size > crate::heap::SMALL_MAX {
-            return crate::heap::take_large(key, size);
-        }
-        crate::heap::take(key, size)
+        crate::heap::take(self.fast_key.load(Ordering::Relaxed), size)
+    }
+
+    /// The next step where [`take`](Self::take) gives none; also for blocks with pages of their own.
+    pub(crate) fn take_back(&self, size: usize) -> *mut u8 {
+        crate::heap::take_back(self.fast_key.load(Ordering::Relaxed), size)
     }
 
     /// The handle alone, from the maker, who is a user no longer.

@@ -234,6 +234,20 @@ impl PinnedAlloc {
             }
             return Ok(slice(p, layout.size()));
         }
+        self.request_slowly(layout, zero)
+    }
+
+    #[inline(never)]
+    fn request_slowly(&self, layout: Layout, zero: bool) -> Result<NonNull<[u8]>, Error> {
+        if layout.align() <= 16
+            && let Some(p) = NonNull::new(self.allocator.take_back(layout.size()))
+        {
+            if zero {
+                // SAFETY: as in `request`.
+                unsafe { p.as_ptr().write_bytes(0, layout.size()) };
+            }
+            return Ok(slice(p, layout.size()));
+        }
         if layout.size() == 0 {
             return Ok(slice(dangling(layout), 0));
         }
