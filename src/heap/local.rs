@@ -75,7 +75,8 @@ pub(crate) fn take_back(key: u64, size: usize) -> *mut u8 {
 fn take_large(key: u64, size: usize) -> *mut u8 {
     // SAFETY: desks are never freed.
     let Some(desk) = (unsafe { desk::mine().as_ref() }) else { return ptr::null_mut() };
-    if size > isize::MAX as usize {
+    // No bytes are no block; and beyond isize::MAX nothing can be rounded up.
+    if size == 0 || size > isize::MAX as usize {
         return ptr::null_mut();
     }
     desk.bias.begin();
