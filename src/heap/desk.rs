@@ -419,7 +419,7 @@ pub(super) unsafe fn abandon_all(mut give: impl FnMut(&'static Heap, *mut u8)) {
             let mut batch = Batch::new();
             loop {
                 let more = tray.take_all(&mut batch);
-                batch.as_slice().iter().for_each(|&b| give(heap, b));
+                batch.as_slice().iter().for_each(|e| give(heap, e.block));
                 batch.clear();
                 if !more {
                     break;

@@ -21,7 +21,7 @@
 use super::desk;
 use super::large::Large;
 use super::slab::Slab;
-use super::tray::{self, Batch, Keep, Tray};
+use super::tray::{self, Batch, Entry, Keep, Tray};
 use super::{Heap, LARGE_KEY, Record, class};
 use crate::pages::meta::Use;
 use crate::pages::{cache, map, meta};
@@ -198,16 +198,13 @@ impl Heap {
 
     /// Puts blocks that were taken from their slabs, and are free, into the calling thread's tray; back to the slabs with
     /// those that do not fit.
-    pub(super) fn stock(&'static self, class: usize, blocks: &[*mut u8]) {
+    pub(super) fn stock(&'static self, class: usize, blocks: &[Entry]) {
         let put = self.with_tray(|_, t| {
             t.prepare(class);
             let mut n = 0;
             // The last ones first, so that the lowest is handed out next.
-            for &block in blocks.iter().rev() {
-                let slab = map::get(block.addr()).cast::<Slab>();
-                // SAFETY: a block's slab is whole.
-                let mark = unsafe { (*slab).mark_at(block.addr()) };
-                if !t.add_ready(class, block, mark) {
+            for &e in blocks.iter().rev() {
+                if !t.add_ready(class, e) {
                     break;
                 }
                 n += 1;
@@ -235,13 +232,13 @@ impl Heap {
                 .with_tray(|_, t| {
                     // SAFETY: as above.
                     let class = unsafe { (*slab).class };
-                    t.add_freed(class, block, mark, &mut out);
+                    t.add_freed(class, Entry { block, mark }, &mut out);
                 })
                 .is_some();
         if !pushed {
-            out.push(block);
+            out.push(Entry { block, mark });
         }
-        if !out.as_slice().is_empty() {
+        if !out.is_empty() {
             self.give_back(out.as_slice());
         }
     }

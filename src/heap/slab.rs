@@ -12,6 +12,7 @@
 //! of a slab but the marks is touched under its heap's lock only. A block that a thread keeps ready is taken as far as
 //! the bitmap goes, and not live.
 
+use super::tray::Entry;
 use super::{Heap, Kind, Record, class};
 use crate::os::page_size;
 use crate::pages::{PagesError, Span, meta};
@@ -198,8 +199,8 @@ impl Slab {
         self.ready < self.total
     }
 
-    /// Takes the lowest free block; gives its address. Its mark stays 0.
-    pub(super) fn take(&mut self) -> Option<usize> {
+    /// Takes the lowest free block, with its mark, which stays 0.
+    pub(super) fn take(&mut self) -> Option<Entry> {
         if self.summary == 0 {
             return None;
         }
@@ -212,7 +213,9 @@ impl Slab {
             self.summary &= !(1 << w);
         }
         self.used += 1;
-        Some(self.base + i * self.block)
+        let block = ptr::with_exposed_provenance_mut(self.base + i * self.block);
+        // SAFETY: there are as many marks as blocks.
+        Some(Entry { block, mark: unsafe { self.requested.add(i) } })
     }
 
     /// Gives the block at `addr`, whose mark is 0, back.

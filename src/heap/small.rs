@@ -10,7 +10,7 @@
 //! one is begun. Idle slabs are kept up to half of the limit of [`cache`](crate::pages::cache), over all heaps.
 
 use super::slab::{self, CHUNK, CHUNK_SLABS, Chunk, Slab, State};
-use super::tray::Batch;
+use super::tray::{Batch, Entry};
 use super::{Heap, Inner, class};
 use crate::os::lock::Guard;
 use crate::os::{fork, page_size};
@@ -154,26 +154,23 @@ impl Inner {
         self.slab_opened = 0;
     }
 
-    /// Takes one block of a listed slab, which leaves its list with its last one.
-    fn draw_from(&mut self, s: &mut Slab) -> Option<*mut u8> {
-        let addr = s.take()?;
-        self.out += 1;
-        if !s.has_free() {
-            self.unlink(s, State::Full);
-        }
-        Some(ptr::with_exposed_provenance_mut(addr))
-    }
-
-    /// Up to `most` blocks of the class from listed slabs.
+    /// Up to `most` blocks of the class from listed slabs. A slab leaves its list with its last one.
     fn draw_listed(&mut self, class: usize, most: usize, out: &mut Batch) {
-        for _ in 0..most {
+        let mut n = 0;
+        while n < most {
             // SAFETY: a slab in a list is whole, under the lock.
-            let Some(s) = (unsafe { self.classes[class].head.as_mut() }) else { return };
-            match self.draw_from(s) {
-                Some(b) => out.push(b),
-                None => return,
+            let Some(s) = (unsafe { self.classes[class].head.as_mut() }) else { break };
+            while n < most
+                && let Some(e) = s.take()
+            {
+                out.push(e);
+                n += 1;
+            }
+            if !s.has_free() {
+                self.unlink(s, State::Full);
             }
         }
+        self.out += n;
     }
 
     /// Takes back one block. The slab comes back if it has to be closed; it is in no list then.
@@ -219,13 +216,12 @@ impl Heap {
     /// Marks the first block of the batch live, and keeps the others ready.
     fn hand_out(&'static self, class: usize, size: usize, out: &Batch) -> Option<NonNull<u8>> {
         let (&first, others) = out.as_slice().split_first()?;
-        let slab = map::get(first.addr()).cast::<Slab>();
-        // SAFETY: the slab of a block that is out is whole.
-        unsafe { (*(*slab).mark_at(first.addr())).store(size as u16, Ordering::Relaxed) };
+        // SAFETY: the mark of a block that is out; records are never unmapped.
+        unsafe { (*first.mark).store(size as u16, Ordering::Relaxed) };
         if !others.is_empty() {
             self.stock(class, others);
         }
-        NonNull::new(first)
+        NonNull::new(first.block)
     }
 
     /// A block of the class; of what else is open, up to `most` in all are kept ready by the calling thread.
@@ -244,7 +240,7 @@ impl Heap {
         loop {
             let mut g = self.lock();
             g.draw_listed(class, most, &mut out);
-            if !out.as_slice().is_empty() {
+            if !out.is_empty() {
                 drop(g);
             } else if let Some(s) = try_idle.then(|| g.take_idle(kind(slab_bytes), State::Opening)).flatten()
             {
@@ -505,30 +501,29 @@ impl Heap {
 
     /// Takes back blocks that are free and out, of any slabs of this heap. Slabs that become empty are kept up to the
     /// bound, and closed beyond it.
-    pub(super) fn give_back(&'static self, blocks: &[*mut u8]) {
+    pub(super) fn give_back(&'static self, blocks: &[Entry]) {
         let keep = cache::limit() / 2;
-        for part in blocks.chunks(16) {
-            let mut dead = [None; 16];
-            let mut n = 0;
-            {
-                let mut g = self.lock();
-                for &b in part {
-                    if let Some(s) = g.give(b, keep) {
-                        dead[n] = Some(s);
-                        n += 1;
-                    }
-                }
-                if n != 0 {
-                    g.busy += 1;
+        let mut dead: *mut Slab = ptr::null_mut();
+        {
+            let mut g = self.lock();
+            for e in blocks {
+                if let Some(s) = g.give(e.block, keep) {
+                    // SAFETY: in state Closing, this thread's alone; `next` is free for use.
+                    unsafe { (*s.as_ptr()).next = dead };
+                    dead = s.as_ptr();
                 }
             }
-            for s in dead.into_iter().flatten() {
-                // SAFETY: in state Closing, this thread's alone.
-                self.drop_slab(unsafe { &mut *s.as_ptr() });
+            if !dead.is_null() {
+                g.busy += 1;
             }
-            if n != 0 {
-                self.lock().busy -= 1;
+        }
+        if !dead.is_null() {
+            // SAFETY: as above.
+            while let Some(s) = unsafe { dead.as_mut() } {
+                dead = core::mem::replace(&mut s.next, ptr::null_mut());
+                self.drop_slab(s);
             }
+            self.lock().busy -= 1;
         }
         let late = LATE.load(Ordering::Acquire);
         if !blocks.is_empty() && self.key() == 0 && !late.is_null() && self.is_empty() {
@@ -538,10 +533,10 @@ impl Heap {
     }
 
     /// As [`give_back`](Self::give_back), but makes no call: empty slabs stay idle, for whoever goes on to close them.
-    pub(super) fn give_back_quietly(&self, blocks: &[*mut u8]) {
+    pub(super) fn give_back_quietly(&self, blocks: &[Entry]) {
         let mut g = self.lock();
-        for &b in blocks {
-            if let Some(s) = g.give(b, usize::MAX) {
+        for e in blocks {
+            if let Some(s) = g.give(e.block, usize::MAX) {
                 // Stale, in the child of a fork: its pages are not worth a call here. It stays in its chunk.
                 // SAFETY: in state Closing, this thread's alone.
                 unsafe { (*s.as_ptr()).state = State::Stale };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   bin of a class     ready: | - |x|x|x|      the top is handed out; "-" is the bottom, which has no block
-//!                      freed: | - |x|x|x|x|    blocks that came back; full at 8 KiB of them, or at two
+//!                      freed: | - |x|x|x|x|    blocks that came back; full at 32 KiB of them, at 4 or at 64
 //! ```
 //!
 //! An entry is a block and its mark. Everything here belongs to whoever is inside the bias of the tray's desk.
@@ -11,6 +11,7 @@ use super::large::Large;
 use super::slab::Slab;
 use super::{Heap, class};
 use crate::os::page_size;
+use core::mem::MaybeUninit;
 use core::ptr;
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -33,9 +34,9 @@ pub(super) struct Bin {
 
 /// Most entries of a stack of class `c`.
 pub(super) const fn capacity(c: usize) -> usize {
-    let n = 8192 / class::bytes(c);
-    if n < 2 {
-        2
+    let n = KEPT / class::bytes(c);
+    if n < LEAST {
+        LEAST
     } else if n > MOST {
         MOST
     } else {
@@ -43,6 +44,9 @@ pub(super) const fn capacity(c: usize) -> usize {
     }
 }
 
+/// Bytes of blocks that a stack is to hold, and how many at least.
+const KEPT: usize = 32 << 10;
+const LEAST: usize = 4;
 /// Most entries of any stack.
 pub(super) const MOST: usize = 64;
 
@@ -103,7 +107,7 @@ impl Tray {
     }
 
     /// Adds a block to those that are ready. False if there is no room.
-    pub(super) fn add_ready(&mut self, class: usize, block: *mut u8, mark: *const AtomicU16) -> bool {
+    pub(super) fn add_ready(&mut self, class: usize, e: Entry) -> bool {
         let b = &mut self.bins[class];
         if b.ready == b.ready_end {
             return false;
@@ -111,19 +115,13 @@ impl Tray {
         // SAFETY: the stack has room for one more entry.
         unsafe {
             b.ready = b.ready.add(1);
-            *b.ready = Entry { block, mark };
+            *b.ready = e;
         }
         true
     }
 
     /// Adds a block to those that came back; others that make room for it go to `out`.
-    pub(super) fn add_freed(
-        &mut self,
-        class: usize,
-        block: *mut u8,
-        mark: *const AtomicU16,
-        out: &mut Batch,
-    ) {
+    pub(super) fn add_freed(&mut self, class: usize, e: Entry, out: &mut Batch) {
         self.prepare(class);
         let full = self.bins[class].freed == self.bins[class].freed_end;
         // SAFETY: a top points to an entry.
@@ -136,7 +134,7 @@ impl Tray {
         // SAFETY: there is room for one more entry now.
         unsafe {
             b.freed = b.freed.add(1);
-            *b.freed = Entry { block, mark };
+            *b.freed = e;
         }
     }
 
@@ -304,7 +302,7 @@ impl Tray {
         unsafe {
             let half = n.div_ceil(2);
             for i in 1..=half {
-                out.push((*bottom.add(i)).block);
+                out.push(*bottom.add(i));
             }
             ptr::copy(bottom.add(1 + half), bottom.add(1), n - half);
             b.freed = bottom.add(n - half);
@@ -321,7 +319,7 @@ impl Tray {
                         if out.is_full() {
                             return true;
                         }
-                        out.push((**top).block);
+                        out.push(**top);
                         *top = top.sub(1);
                     }
                 }
@@ -333,17 +331,17 @@ impl Tray {
 
 /// Blocks on their way between a tray and their heap.
 pub(super) struct Batch {
-    pub(super) blocks: [*mut u8; MOST],
-    pub(super) n: usize,
+    entries: [MaybeUninit<Entry>; MOST],
+    n: usize,
 }
 
 impl Batch {
     pub(super) const fn new() -> Self {
-        Self { blocks: [ptr::null_mut(); MOST], n: 0 }
+        Self { entries: [const { MaybeUninit::uninit() }; MOST], n: 0 }
     }
 
-    pub(super) fn push(&mut self, block: *mut u8) {
-        self.blocks[self.n] = block;
+    pub(super) fn push(&mut self, e: Entry) {
+        self.entries[self.n].write(e);
         self.n += 1;
     }
 
@@ -351,8 +349,13 @@ impl Batch {
         self.n == MOST
     }
 
-    pub(super) fn as_slice(&self) -> &[*mut u8] {
-        &self.blocks[..self.n]
+    pub(super) fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
+    pub(super) fn as_slice(&self) -> &[Entry] {
+        // SAFETY: the first n entries have been written.
+        unsafe { core::slice::from_raw_parts(self.entries.as_ptr().cast(), self.n) }
     }
 
     pub(super) fn clear(&mut self) {

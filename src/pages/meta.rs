@@ -15,7 +15,7 @@ use crate::os::{Call, OsError, mem};
 use core::ptr::{self, NonNull};
 
 const MIN_SHIFT: u32 = 6;
-const CLASSES: usize = 11; // 64 bytes .. 64 KiB
+const CLASSES: usize = 12; // 64 bytes .. 128 KiB
 const ARENA: usize = 1 << 20;
 
 /// What a piece is used for.
