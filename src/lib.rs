@@ -49,6 +49,7 @@
 //! | `nightly` | std's unstable `Allocator` |
 //! | `cli` | the command line `pinned-alloc` |
 //! | `fault-injection` | tests only: system calls that fail on demand |
+//! | `peers` | benches only: the allocators to compare with |
 //!
 //! # What is promised
 //!
