@@ -454,6 +454,11 @@ impl Heap {
         match self.alloc_once(r) {
             Err(e) if e.is_shortage() => {
                 let r2 = if reclaim_idle() != 0 { self.alloc_once(r) } else { Err(e) };
+                if r2.is_err()
+                    && let Some(g) = self.alloc_wider(r)
+                {
+                    return Ok(g);
+                }
                 if matches!(r2, Err(e) if e.is_lock_limit()) {
                     self.note_shortage(r.size);
                 }
@@ -466,8 +471,22 @@ impl Heap {
     /// Serves a small request from what is open already; no system call.
     pub(crate) fn alloc_ready(&'static self, r: &Request<'_>) -> Option<Grant> {
         let class = self.class_for(r)?;
-        let p = self.take_local(class, r.size).ok().or_else(|| self.draw_one(class, r.size))?;
-        Some(Self::finish(p, class, r))
+        match self.take_local(class, r.size).ok().or_else(|| self.draw_one(class, r.size)) {
+            Some(p) => Some(Self::finish(p, class, r)),
+            None => self.alloc_wider(r),
+        }
+    }
+
+    /// Where no page can be had: a free block of another class, of at most twice the size.
+    fn alloc_wider(&'static self, r: &Request<'_>) -> Option<Grant> {
+        let class = self.class_for(r)?;
+        let most = 2 * class::bytes(class);
+        let mut wider = (class + 1..class::COUNT).take_while(|&c| class::bytes(c) <= most);
+        let fits = |c: usize| class::bytes(c).is_multiple_of(r.align.max(16));
+        wider.find_map(|c| {
+            let p = if fits(c) { self.draw_one(c, r.size) } else { None }?;
+            Some(Self::finish(p, c, r))
+        })
     }
 
     fn alloc_once(&'static self, r: &Request<'_>) -> Result<Grant, PagesError> {
