@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{GIB, MIB, PAGE, Table, finish, raw_mremap, raw_pin, raw_unpin, time};
+use common::{GIB, MIB, PAGE, Table, finish, raw_mremap, raw_pin, raw_pin_with_room, raw_unpin, time};
 use pinned_alloc::{PinnedAlloc, ReallocPolicy, Reserve, process_stats, set_cache_limit, trim};
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -49,6 +49,19 @@ fn by_mremap(to: usize, step: impl Fn(usize) -> usize, huge: bool) -> f64 {
         while n < to {
             p = raw_mremap(p, n, step(n));
             n = step(n);
+        }
+    });
+    raw_unpin(p, n);
+    t
+}
+
+/// Page by page from one page on, with room behind it for all of them: steps that never move.
+fn by_mremap_in_place(to: usize) -> f64 {
+    let (p, mut n) = (raw_pin_with_room(to), PAGE);
+    let t = time(1, || {
+        while n < to {
+            assert_eq!(raw_mremap(p, n, n + PAGE), p);
+            n += PAGE;
         }
     });
     raw_unpin(p, n);
@@ -103,14 +116,13 @@ fn main() {
 
     let mut t = Table::new("4 KiB to 64 MiB, page by page");
     let (n, f) = (64 * MIB, fixed(64 * MIB));
-    let raw = || by_mremap(n, page, false);
-    t.row("MayMove / mremap by hand", Some(1.0), || grow(&may, n, ReallocPolicy::MayMove, page), raw);
-    t.row(
-        "Fixed in a reservation / mremap by hand",
-        Some(1.0),
-        || grow(&f, n, ReallocPolicy::Fixed, page),
-        raw,
-    );
+    let may_page = || grow(&may, n, ReallocPolicy::MayMove, page);
+    let fixed_page = || grow(&f, n, ReallocPolicy::Fixed, page);
+    let (placed, room) = (|| by_mremap(n, page, false), || by_mremap_in_place(n));
+    t.row("MayMove / mremap by hand, placed by the kernel", Some(1.0), may_page, placed);
+    t.row("MayMove / mremap by hand with room behind", Some(1.0), may_page, room);
+    t.row("Fixed in a reservation / mremap by hand, placed", Some(1.0), fixed_page, placed);
+    t.row("Fixed in a reservation / with room behind", Some(1.0), fixed_page, room);
     let ahead = PinnedAlloc::builder().lock_ahead(4 * MIB).build().unwrap();
     let ahead_fixed = PinnedAlloc::builder().lock_ahead(4 * MIB).reserve(Reserve::Bytes(n)).build().unwrap();
     let pin = || once(n, false);

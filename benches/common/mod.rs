@@ -49,6 +49,7 @@ impl Table {
         peer();
         let (mut o, mut p, mut q) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..self.rounds {
+            let _other_layout = Neighbours::new(round % 16);
             let (a, b) = if round % 2 == 0 {
                 let a = ours();
                 (a, peer())
@@ -113,10 +114,53 @@ pub(crate) fn raw_unpin(at: usize, size: usize) {
     unsafe { libc::munmap(at as *mut _, size) };
 }
 
+/// One pinned page with nothing mapped behind it for `room` bytes, so that `mremap` need not move it on its way there.
+pub(crate) fn raw_pin_with_room(room: usize) -> usize {
+    // SAFETY: a fresh mapping, given up at once; a second one where nothing is; mlock by number.
+    unsafe {
+        let hole = libc::mmap(std::ptr::null_mut(), room, 0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+        assert_ne!(hole, libc::MAP_FAILED);
+        libc::munmap(hole, room);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let p = libc::mmap(hole, PAGE, 3, flags, -1, 0);
+        assert_eq!(p, hole, "{}", std::io::Error::last_os_error());
+        assert_eq!(libc::syscall(libc::SYS_mlock, p, PAGE), 0, "{}", std::io::Error::last_os_error());
+        p as usize
+    }
+}
+
 /// `mremap` with all five arguments.
 pub(crate) fn raw_mremap(at: usize, old: usize, new: usize) -> usize {
     // SAFETY: a mapping of the caller's.
     let r = unsafe { libc::syscall(libc::SYS_mremap, at, old, new, libc::MREMAP_MAYMOVE, 0) };
-    assert_ne!(r, -1);
+    assert_ne!(r, -1, "{}", std::io::Error::last_os_error());
     r as usize
+}
+
+/// Mappings that are there for one round only. The kernel keeps a process's mappings in a tree of nodes with 16 slots;
+/// a step that moves the border of two mappings takes twice as long where they happen to lie in two nodes. Whose do is
+/// chance, stays so for a whole process, and is different with another number of mappings around.
+pub(crate) struct Neighbours(Vec<usize>);
+
+impl Neighbours {
+    pub(crate) fn new(n: usize) -> Self {
+        let one = |i: usize| {
+            // SAFETY: a fresh mapping. Access differs from one to the next, or they would be one.
+            let p = unsafe {
+                let access = if i.is_multiple_of(2) { libc::PROT_READ } else { libc::PROT_NONE };
+                libc::mmap(std::ptr::null_mut(), PAGE, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+            };
+            assert_ne!(p, libc::MAP_FAILED);
+            p as usize
+        };
+        Neighbours((0..n).map(one).collect())
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        for &p in &self.0 {
+            raw_unpin(p, PAGE);
+        }
+    }
 }
