@@ -96,37 +96,41 @@ pub(crate) fn finish(missed: usize) -> ! {
 
 /// `mmap` and `mlock` by hand, with `MADV_HUGEPAGE` if `huge`.
 pub(crate) fn raw_pin(size: usize, huge: bool) -> usize {
-    // SAFETY: a fresh mapping; mlock by number.
-    unsafe {
-        let p = libc::mmap(std::ptr::null_mut(), size, 3, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
-        assert_ne!(p, libc::MAP_FAILED);
-        if huge {
-            libc::madvise(p, size, libc::MADV_HUGEPAGE);
-        }
-        let e = libc::syscall(libc::SYS_mlock, p, size);
-        assert_eq!(e, 0, "these benches need the right to lock 1 GiB: {}", std::io::Error::last_os_error());
-        p as usize
+    let p = raw_map(size, libc::PROT_READ | libc::PROT_WRITE);
+    if huge {
+        // SAFETY: a fresh mapping of this size.
+        unsafe { libc::madvise(p as *mut _, size, libc::MADV_HUGEPAGE) };
     }
-}
-
-pub(crate) fn raw_unpin(at: usize, size: usize) {
-    // SAFETY: a mapping of `raw_pin`'s, not used again.
-    unsafe { libc::munmap(at as *mut _, size) };
+    raw_lock(p, size);
+    p
 }
 
 /// One pinned page with nothing mapped behind it for `room` bytes, so that `mremap` need not move it on its way there.
 pub(crate) fn raw_pin_with_room(room: usize) -> usize {
-    // SAFETY: a fresh mapping, given up at once; a second one where nothing is; mlock by number.
-    unsafe {
-        let hole = libc::mmap(std::ptr::null_mut(), room, 0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
-        assert_ne!(hole, libc::MAP_FAILED);
-        libc::munmap(hole, room);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        let p = libc::mmap(hole, PAGE, 3, flags, -1, 0);
-        assert_eq!(p, hole, "{}", std::io::Error::last_os_error());
-        assert_eq!(libc::syscall(libc::SYS_mlock, p, PAGE), 0, "{}", std::io::Error::last_os_error());
-        p as usize
-    }
+    let p = raw_map(room, libc::PROT_READ | libc::PROT_WRITE);
+    raw_unpin(p + PAGE, room - PAGE);
+    raw_lock(p, PAGE);
+    p
+}
+
+pub(crate) fn raw_unpin(at: usize, size: usize) {
+    // SAFETY: pages of `raw_map`'s, not used again.
+    unsafe { libc::munmap(at as *mut _, size) };
+}
+
+fn raw_map(size: usize, access: i32) -> usize {
+    // SAFETY: a fresh mapping.
+    let p = unsafe {
+        libc::mmap(std::ptr::null_mut(), size, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    assert_ne!(p, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+    p as usize
+}
+
+fn raw_lock(at: usize, size: usize) {
+    // SAFETY: mlock by number, of pages of `raw_map`'s.
+    let e = unsafe { libc::syscall(libc::SYS_mlock, at, size) };
+    assert_eq!(e, 0, "these benches need the right to lock 1 GiB: {}", std::io::Error::last_os_error());
 }
 
 /// `mremap` with all five arguments.
@@ -144,16 +148,9 @@ pub(crate) struct Neighbours(Vec<usize>);
 
 impl Neighbours {
     pub(crate) fn new(n: usize) -> Self {
-        let one = |i: usize| {
-            // SAFETY: a fresh mapping. Access differs from one to the next, or they would be one.
-            let p = unsafe {
-                let access = if i.is_multiple_of(2) { libc::PROT_READ } else { libc::PROT_NONE };
-                libc::mmap(std::ptr::null_mut(), PAGE, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
-            };
-            assert_ne!(p, libc::MAP_FAILED);
-            p as usize
-        };
-        Neighbours((0..n).map(one).collect())
+        // Access differs from one to the next, or they would be one.
+        let access = |i: usize| if i.is_multiple_of(2) { libc::PROT_READ } else { libc::PROT_NONE };
+        Neighbours((0..n).map(|i| raw_map(PAGE, access(i))).collect())
     }
 }
 
