@@ -151,6 +151,23 @@ fn work(n: usize, rounds: usize, allocators: &[PinnedAlloc], post: &Post) {
     mine.into_iter().for_each(free);
 }
 
+/// Short-lived allocators of all kinds, whose heaps pass from one to the next while others ask for figures.
+fn come_and_go(n: usize, rounds: usize) {
+    for i in 0..rounds {
+        if n < 2 {
+            let b = AllocatorBuilder::new().pinned((i + n).is_multiple_of(2)).fallback(Fallback::DefaultMem);
+            let b = if i.is_multiple_of(3) { b.pool_size(100_000) } else { b };
+            let a = b.build().unwrap();
+            let p = a.allocate(layout(64)).unwrap().cast();
+            assert!(a.info(p).unwrap().pool_used >= 64);
+            // SAFETY: live, of this allocator and layout, not used again.
+            unsafe { a.deallocate(p, layout(64)) };
+        } else {
+            assert!(process_stats().lock_calls > 0);
+        }
+    }
+}
+
 fn main() {
     let rounds = std::env::var("ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(4000);
     let base = procfs::vm_locked().unwrap();
@@ -175,5 +192,6 @@ fn main() {
         assert_eq!((s.locked, s.mapped, s.live_blocks), (0, 0, 0));
         assert_eq!(procfs::vm_locked().unwrap(), base);
     }
+    in_threads(4, &|n| come_and_go(n, rounds / 4));
     println!("test result: ok. 1 passed; 0 failed (stress of 4 threads, {rounds} rounds each)");
 }

@@ -126,6 +126,8 @@ pub(crate) struct HeapStats {
     pub(crate) requested: usize,
     pub(crate) requested_peak: usize,
     pub(crate) locked: usize,
+    /// [`Tag::server`].
+    pub(crate) server: u32,
     /// Locked ahead of growing blocks.
     pub(crate) slack: usize,
     /// Open bytes without a live block.
@@ -254,7 +256,9 @@ struct Seen {
 
 /// See the module.
 pub(crate) struct Heap {
-    spec: core::cell::UnsafeCell<SpanSpec>, // written by `reset` only, while no block and no user exists
+    /// It and `tag` are written by `reset` only, under the lock and while no block is out: who has a block or makes a
+    /// request reads them as they are, all others (figures, fork) under the lock.
+    spec: core::cell::UnsafeCell<SpanSpec>,
     tag: core::cell::UnsafeCell<Tag>,
     inner: Lock<Inner>,
     next: AtomicPtr<Heap>,
@@ -269,7 +273,7 @@ pub(crate) struct Heap {
     skipped: AtomicUsize,
 }
 
-// SAFETY: everything mutable is behind the lock or atomic, but `spec` and `tag`, which change only in `reset`.
+// SAFETY: everything mutable is behind the lock or atomic, but `spec` and `tag`: see there.
 unsafe impl Sync for Heap {}
 // SAFETY: Inner's pointers lead to records that belong to this heap and are touched under its lock.
 unsafe impl Send for Inner {}
@@ -330,23 +334,22 @@ impl Heap {
     #[must_use]
     pub(crate) unsafe fn reset(&self, spec: SpanSpec, tag: Tag) -> bool {
         self.release_idle();
-        loop {
-            let g = self.lock();
-            if g.closing == 0 {
-                if !g.chunks.is_null() {
-                    return false;
-                }
-                break;
-            }
+        let mut g = self.lock();
+        while g.closing != 0 {
             // Somebody who trims is giving back the last of them.
             drop(g);
             std::thread::yield_now();
+            g = self.lock();
         }
-        // SAFETY: nobody else is here, as the caller promises.
+        if !g.chunks.is_null() {
+            return false;
+        }
+        // SAFETY: no block is out and nobody asks for one, as the caller promises; all others read under the lock.
         unsafe {
             *self.spec.get() = spec;
             *self.tag.get() = tag;
         }
+        drop(g);
         self.short_at.store(u64::MAX, Ordering::Relaxed);
         self.key.store(desk::new_key(), Ordering::SeqCst);
         true
@@ -358,7 +361,7 @@ impl Heap {
     }
 
     pub(crate) fn spec(&self) -> &SpanSpec {
-        // SAFETY: written only by `reset`, whose contract excludes readers.
+        // SAFETY: written only by `reset`, which no reader meets: see the field.
         unsafe { &*self.spec.get() }
     }
 
@@ -415,10 +418,17 @@ impl Heap {
             requested: seen.bytes,
             requested_peak: g.requested_peak,
             slack: g.slack,
+            server: self.tag().server,
             locked: if self.spec().pinned { g.slab_opened + g.large_locked } else { 0 },
             idle: seen.idle,
             kept: seen.kept,
         }
+    }
+
+    /// Bytes asked for in its live blocks if they are charged to that pool.
+    fn requested_of(&self, pool: *const ()) -> usize {
+        let mut g = self.lock();
+        if self.tag().pool == pool { g.see().bytes } else { 0 }
     }
 
     /// Whether to skip an attempt that is bound to fail: a request of at most this size ran into the lock limit and

@@ -26,8 +26,11 @@ static IDLE: AtomicUsize = AtomicUsize::new(0);
 /// way that would look.
 static LATE: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
+/// What [`on_late_return`] takes: the heap, and the `origin` of the tag it had while its last block was out.
+type Late = fn(&'static Heap, u32);
+
 /// Sets what is called, without a lock held, when a closed heap has become empty by other means than a free.
-pub(crate) fn on_late_return(f: fn(&'static Heap)) {
+pub(crate) fn on_late_return(f: Late) {
     LATE.store(f as *mut (), Ordering::Release);
 }
 
@@ -504,8 +507,10 @@ impl Heap {
     pub(super) fn give_back(&'static self, blocks: &[Entry]) {
         let keep = cache::limit() / 2;
         let mut dead: *mut Slab = ptr::null_mut();
+        let origin;
         {
             let mut g = self.lock();
+            origin = self.tag().origin;
             for e in blocks {
                 if let Some(s) = g.give(e.block, keep) {
                     // SAFETY: in state Closing, this thread's alone; `next` is free for use.
@@ -528,7 +533,7 @@ impl Heap {
         let late = LATE.load(Ordering::Acquire);
         if !blocks.is_empty() && self.key() == 0 && !late.is_null() && self.is_empty() {
             // SAFETY: only `on_late_return` writes it, and only functions of this type.
-            unsafe { core::mem::transmute::<*mut (), fn(&'static Heap)>(late)(self) };
+            unsafe { core::mem::transmute::<*mut (), Late>(late)(self, origin) };
         }
     }
 

@@ -37,7 +37,7 @@ pub(crate) fn reclaim_idle() -> usize {
 /// Bytes asked for in the live blocks of all heaps with that pool.
 pub(crate) fn requested_of_pool(pool: *const ()) -> usize {
     let mut n = 0;
-    each(|h| n += if h.tag().pool == pool { h.stats().requested } else { 0 });
+    each(|h| n += h.requested_of(pool));
     n
 }
 
@@ -151,11 +151,11 @@ impl Heap {
     /// # Errors
     /// The first failure; what was locked before it stays locked and is reported as such.
     pub(crate) fn relock(&self) -> Result<usize, PagesError> {
+        let mut done = 0;
+        let mut g = self.lock();
         if !self.spec().pinned || self.spec().fork != ForkPolicy::Keep {
             return Ok(0);
         }
-        let mut done = 0;
-        let mut g = self.lock();
         let mut chunk = g.chunks;
         // SAFETY: chunks, slabs and large records of this heap are whole, under the lock.
         unsafe {

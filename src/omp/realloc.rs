@@ -250,9 +250,10 @@ pub(crate) unsafe fn release(block: Block) {
 /// As [`release`].
 unsafe fn give_up(block: Block, charge: usize) {
     let heap = block.heap();
+    let origin = heap.tag().origin;
     // The charge goes first: a pool may be another's once its last block is gone.
     pool_of(heap).uncharge(charge);
     // SAFETY: the caller's promise.
     unsafe { block.free() };
-    table::after_free(heap);
+    table::after_free(heap, origin);
 }

@@ -453,12 +453,12 @@ impl Allocator {
     }
 }
 
-/// After a block of `heap` was freed: its allocators may have been waiting for that.
+/// After a block of `heap` was freed: its allocators may have been waiting for that. `origin` is of the tag that the
+/// heap had while the block was out; by now it may be another's.
 #[inline]
-pub(crate) fn after_free(heap: &'static Heap) {
-    let tag = heap.tag();
-    if tag.origin >= FIRST_USER
-        && let Some(a) = slot(tag.origin)
+pub(crate) fn after_free(heap: &'static Heap, origin: u32) {
+    if origin >= FIRST_USER
+        && let Some(a) = slot(origin)
         && !a.is_alive()
         && heap.is_empty()
     {

@@ -151,14 +151,15 @@ pub struct Stats {
 pub(super) fn of(a: &'static Allocator) -> Stats {
     let mut s = Stats::default();
     a.each_heap(|h| {
-        let HeapStats { live_blocks, requested, requested_peak, locked, slack, idle, kept: _ } = h.stats();
+        let HeapStats { live_blocks, requested, requested_peak, locked, server, slack, idle, kept: _ } =
+            h.stats();
         s.live_blocks += live_blocks;
         s.requested += requested;
         s.requested_peak += requested_peak;
         s.locked += locked;
         s.slack += slack;
         s.idle += idle;
-        if h.tag().server != a.index() {
+        if server != a.index() {
             s.fallback_blocks += live_blocks;
             s.fallback_requested += requested;
         }
